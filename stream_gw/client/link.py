@@ -16,6 +16,7 @@ from stream_gw.client.wire import (
     SUBPROTOCOL,
     Ack,
     ChannelMessage,
+    ErrorBody,
     ErrorMessage,
     Hi,
     Ping,
@@ -31,6 +32,13 @@ OUTBOX_MAX: Final = 1024  # unwritten messages; over: the peer does not read, an
 MESSAGE_BYTES_MAX: Final = 32 << 20  # a snapshot of the longest stream as JSON
 
 _CLOSE_CODE_OF_STATUS: Final = {401: 4401, 403: 4403, 429: 4429, 503: 1013}
+
+
+class _Refusal(msgspec.Struct):
+    error: ErrorBody
+
+
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 class LinkOver(Exception):
@@ -117,6 +125,8 @@ class Link:
                     raise
         except InvalidStatus as error:
             status = error.response.status_code
+            if status in (400, 404) and (refusal := _refusal(error.response.body)) is not None:
+                raise GatewayError("address_refused", f"{url}: {refusal.message}") from error
             raise LinkOver(_CLOSE_CODE_OF_STATUS.get(status, 1006), f"HTTP {status}") from error
         except ConnectionClosed as error:
             raise LinkOver(_close_code(error), _close_reason(error)) from error
@@ -227,6 +237,14 @@ class Link:
         for channel in list(self._channels.values()):
             channel.lost(self)
         self._channels.clear()
+
+
+def _refusal(body: bytes | bytearray) -> ErrorBody | None:
+    """Return a gateway's error in the answer to a handshake; None: it is another server's."""
+    try:
+        return _decode_refusal(body).error
+    except msgspec.DecodeError:
+        return None
 
 
 def _close_code(error: ConnectionClosed) -> int:

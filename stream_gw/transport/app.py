@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stream_fabric.errors import Draining, StreamGwError
+from stream_fabric.errors import Draining, NotFound, StreamGwError
 from stream_fabric.stream.frames import passed_over
 from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
@@ -20,7 +20,6 @@ from stream_gw.admin.records import GatewayStats
 from stream_gw.admin.traces import Traces
 from stream_gw.admin.usage import Usage
 from stream_gw.auth import Principal, Revoked, bearer
-from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.parsers import PATHS
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.local_stats import LocalStatsWindow
@@ -30,13 +29,13 @@ from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
 from stream_gw.transport.cors import CorsPolicy
 from stream_gw.transport.endpoint import Answering, Endpoint, Handler
-from stream_gw.transport.http import JSON
 from stream_gw.transport.pages import Page, Secured
 from stream_gw.transport.reference.served import ReferenceRoutes
 from stream_gw.transport.reference.unserved import unserved
 from stream_gw.transport.responses import ResponseRoutes, session
 from stream_gw.transport.service_routes import ServiceRoutes
 from stream_gw.transport.sockets import EdgeSocket
+from stream_gw.transport.sockets.base import refuse_handshake
 from stream_gw.transport.stored import StoredRoutes
 from stream_gw.transport.stream_routes import SWEEP_BATCH, StreamRoutes
 from stream_gw.transport.tenancy_routes import TenancyRoutes
@@ -305,12 +304,9 @@ def _draining_error(stream: StreamId) -> Draining:
 
 
 async def _refuse_socket(scope: Scope, receive: Receive, send: Send) -> None:
-    """Close a WebSocket of a wrong path; one of another service's endpoint gets that endpoint's 404."""
+    """Refuse the handshake of a WebSocket whose path has none."""
     await receive()
-    if (missing := unserved(scope["path"])) is not None:
-        headers = [JSON, (b"content-length", b"%d" % len(body := error_body(missing, None)))]
-        await send({"type": "websocket.http.response.start", "status": missing.http_status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": body})
-        return
-    paths = "/v1/stream, /v1/responses and /v1/ui/chat"
-    await send({"type": "websocket.close", "code": 1008, "reason": f"the paths are {paths}"})
+    missing = unserved(scope["path"]) or NotFound(
+        f"no WebSocket at {scope['path'][:200]!r}; the paths are /v1/stream, /v1/responses and /v1/ui/chat"
+    )
+    await refuse_handshake(send, missing)

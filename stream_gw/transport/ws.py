@@ -27,7 +27,7 @@ from stream_gw.streams.off_loop import frames_off_loop, off_loop
 from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.steering.items import read_item
 from stream_gw.transport.connection import CONNECTION, EdgeWebSocket
-from stream_gw.transport.sockets.base import close_reason
+from stream_gw.transport.sockets.base import close_reason, refuse_handshake
 from stream_gw.transport.sockets.session import SocketSession
 from stream_gw.transport.ws_messages import (
     CHANNEL_MAX,
@@ -77,7 +77,7 @@ async def serve(
             await send({"type": "websocket.close", "code": error.close_code, "reason": close_reason(error.message)})
             return
     if offered and kind.subprotocol not in offered:
-        await send({"type": "websocket.close", "code": 1008, "reason": f"the subprotocol is {kind.subprotocol}"})
+        await refuse_handshake(send, BadRequest(f"the subprotocol here is {kind.subprotocol}; offer it, or none"))
         return
     await send({"type": "websocket.accept", "subprotocol": kind.subprotocol if offered else None})
     connection: EdgeWebSocket = scope["state"][CONNECTION]

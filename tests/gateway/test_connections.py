@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -13,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from stream_fabric.limits import HEADER_BYTES_MAX, WS_MESSAGE_BYTES_MAX
 from stream_fabric.process.host import HostClock
+from stream_gw.client import GatewayError, StreamGateway
 from stream_gw.transport import stall
 from stream_gw.transport.connection import CONNECTION, EdgeHttp, EdgeServer, EdgeWebSocket, make_server
 from tests.gateway.processes import Running
@@ -77,7 +79,15 @@ async def test_a_socket_is_refused_where_there_is_none(one: Gate, path: str) -> 
     with pytest.raises(InvalidStatus) as refused:
         async with connect(f"ws://{one.host}:{one.port}{path}", proxy=None):
             pass
-    assert refused.value.response.status_code == 403
+    assert refused.value.response.status_code == 404
+    assert "the paths are /v1/stream" in json.loads(refused.value.response.body)["error"]["message"]
+
+
+async def test_our_client_tells_a_wrong_address(one: Gate) -> None:
+    async with StreamGateway(f"{one.url}/api", token=one.key) as gateway:
+        with pytest.raises(GatewayError, match="no WebSocket at '/api/v1/stream'") as caught:
+            await gateway.create(chat()).ready()
+    assert caught.value.code == "address_refused"
 
 
 @pytest.mark.parametrize(

@@ -503,9 +503,11 @@ async def test_no_authorization_in_time_closes_4401(one: Gate) -> None:
 
 
 async def test_a_page_of_another_protocol_is_refused(one: Gate) -> None:
-    with pytest.raises(InvalidStatus):
+    with pytest.raises(InvalidStatus) as refused:
         async with one.socket(subprotocols=["graphql-ws"]):
             pass
+    assert refused.value.response.status_code == 400
+    assert PROTOCOL.encode() in refused.value.response.body
 
 
 # --- what is no message --------------------------------------------------------------------------------------

@@ -7,10 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from starlette.types import Send
+
 from stream_fabric.errors import Draining, StreamGwError, TooMany, Unauthenticated
 from stream_fabric.events import ReadEnd
 from stream_fabric.limits import STALL_S_MAX, WS_AUTH_BYTES_MAX, WS_AUTH_S_MAX, WS_REPLIES_BYTES_MAX
 from stream_gw.auth import Principal
+from stream_gw.dialects.errors import error_body
 from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import EdgeWebSocket
 from stream_gw.transport.stall import StallTimer
@@ -233,6 +236,14 @@ class EdgeSocket(ABC):
                 self.close(STALLED, f"nothing read for {STALL_S_MAX:g} s; reconnect with the cursor")
             return
         self._ping(now)
+
+
+async def refuse_handshake(send: Send, error: StreamGwError) -> None:
+    """Answer a handshake with an error as HTTP has it: no code of a close reaches a client before the handshake."""
+    body = error_body(error, None)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "websocket.http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def close_reason(text: str) -> str:
