@@ -1,18 +1,22 @@
 """Anthropic's SDK on stream-gw: a streamed message, which is then read again in OpenAI's dialect.
 
 pip install anthropic
-python examples/anthropic_messages.py http://127.0.0.1:8080 sk-dev sim-small
+python examples/anthropic_messages.py
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import urllib.request
 
 from anthropic import Anthropic
 
 
-def main(url: str, key: str, model: str) -> None:
+def main(url: str = "", key: str = "", model: str = "") -> None:
+    url = url or os.environ.get("BASE_URL", "http://127.0.0.1:8080")
+    key = key or os.environ.get("API_KEY", "sk-dev")
+    model = model or os.environ.get("MODEL", "sim-small")
     client = Anthropic(base_url=url, api_key=key)
     question = {"role": "user", "content": "Tell me of rivers."}
     print("prompt tokens:", client.messages.count_tokens(model=model, messages=[question]).input_tokens)

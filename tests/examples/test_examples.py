@@ -99,8 +99,7 @@ def test_langchain_for_python(platform: Running) -> None:
 
 
 def test_anthropic_for_python(platform: Running) -> None:
-    arguments = (platform.gates[0].url, platform.key, MODEL)
-    out = run_example(platform, sys.executable, str(EXAMPLES / "anthropic_messages.py"), *arguments)
+    out = run_example(platform, sys.executable, str(EXAMPLES / "anthropic_messages.py"))
     assert "stopped: max_tokens" in out and "prompt tokens:" in out
 
 
