@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from inference.engines.server_load import SERVES_NONE
 from stream_fabric.errors import EngineFailed
 from stream_fabric.system_errors import reason
 
@@ -31,6 +32,10 @@ async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: 
             body = await response.read()
             if 300 <= response.status < 400 and (location := response.headers.get("location")) is not None:
                 raise EngineFailed(f"{url} redirects to {location}; set --upstream to the server's own URL")
+            if response.status in SERVES_NONE:
+                raise EngineFailed(
+                    f"{url} answered {response.status}: the model server loads its model or does not run; wait for it"
+                )
             if response.status != 200:
                 raise EngineFailed(
                     f"{url} answered {response.status}; check the API key and that the server is OpenAI-compatible"

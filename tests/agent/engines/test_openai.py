@@ -741,7 +741,11 @@ async def test_start_names_the_models_or_the_url_and_what_to_do() -> None:
     async def prose(request: web.Request) -> web.StreamResponse:
         return web.Response(text="hello")
 
-    for models, told in ((refuse, "401"), (empty, "no model"), (prose, "OpenAI-compatible")):
+    async def loading(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    answers = ((refuse, "401"), (loading, "loads its model"), (empty, "no model"), (prose, "OpenAI-compatible"))
+    for models, told in answers:
         async with server({}, {"/v1/models": models}) as url:
             engine = OpenAIEngine(url)
             with pytest.raises(EngineFailed, match=told) as raised:
