@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -171,6 +172,12 @@ def test_the_page_fetches_nothing_runs_nothing_and_escapes_what_it_is_given(outc
     assert "://" not in text and "url(" not in text and "@import" not in text
     assert "default-src 'none'" in text
     assert found.tags.count("svg") == 4 + 2 * 4
+
+
+@pytest.mark.parametrize(("end_s", "times"), [(120, ["0:00:00", "0:00:30", "0:01:00"]), (600, ["0:00", "0:02"])])
+def test_times_of_one_axis_have_one_form(end_s: float, times: list[str]) -> None:
+    drawn = plot.Plot("requests", str, end_s / 10, end_s, 1.0, lines=[plot.Line("began", "a", [1.0] * 10)]).svg()
+    assert re.findall(r">(\d:[\d:]+)</text>", drawn)[: len(times)] == times
 
 
 def test_every_plot_is_well_formed_and_inside_its_box(outcomes: list[Outcome]) -> None:

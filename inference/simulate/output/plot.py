@@ -97,7 +97,8 @@ class Plot:
             x = self._x(number * every_s)
             out.append(f'<path class="tick" d="M{x:.1f} {HEIGHT - _BOTTOM:g}v4"/>')
             anchor = "end" if x > WIDTH - _RIGHT - 12 else "middle"
-            out.append(f'<text x="{x:.1f}" y="{HEIGHT - 6:g}" text-anchor="{anchor}">{clock(number * every_s)}</text>')
+            time = clock(number * every_s, seconds=every_s % 60 > 0)
+            out.append(f'<text x="{x:.1f}" y="{HEIGHT - 6:g}" text-anchor="{anchor}">{time}</text>')
         return out
 
     def _grid_values(self) -> list[float]:
@@ -137,7 +138,7 @@ class Plot:
         shown = [*self.areas, *self.lines]
         out = []
         for number in range(max((len(line.values) for line in shown), default=0)):
-            says = [f"{clock(number * self.bin_s)}"]
+            says = [clock(number * self.bin_s, seconds=self.bin_s % 60 > 0)]
             for line in shown:
                 value = line.values[number] if number < len(line.values) else math.nan
                 text = "none" if math.isnan(value) else "not served" if math.isinf(value) else self.says(value)
@@ -175,11 +176,11 @@ def round_levels(top: float) -> list[float]:
     return [step * number for number in range(int(top / step + 1e-9) + 1)]
 
 
-def clock(at_s: float) -> str:
-    """Format a time since the start as hours and minutes."""
+def clock(at_s: float, *, seconds: bool = False) -> str:
+    """Format a time since the start as hours and minutes. ``seconds``: with seconds also where they are 0."""
     hours, rest_s = divmod(round(at_s), 3600)
-    minutes, seconds = divmod(rest_s, 60)
-    return f"{hours}:{minutes:02}" + (f":{seconds:02}" if seconds else "")
+    minutes, left_s = divmod(rest_s, 60)
+    return f"{hours}:{minutes:02}" + (f":{left_s:02}" if seconds or left_s else "")
 
 
 def _box_attributes(x0: float, y0: float, x1: float, y1: float) -> str:
