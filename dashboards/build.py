@@ -13,13 +13,14 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableHide
 
-from dashboards.objectives import WINDOWS, error_ratio
+from dashboards.objectives import OBJECTIVE, WINDOWS, error_ratio
 from stream_fabric.process.metric_names import METRICS
 
 _PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${prometheus}")
 _CLICKHOUSE = DataSourceRef(type_val="grafana-clickhouse-datasource", uid="${clickhouse}")
 _HEIGHT, _THIRD, _WHOLE = 8, 8, 24
-_SERIES = [name for metric in METRICS.values() for name in metric.series] + [error_ratio(window) for window in WINDOWS]
+_SERIES = [name for metric in METRICS.values() for name in metric.series]
+_SERIES += [OBJECTIVE, *(error_ratio(window) for window in WINDOWS)]
 _SELECTOR = re.compile(rf"\b({'|'.join(map(re.escape, _SERIES))})\b(?:\{{([^}}]*)\}})?")
 
 

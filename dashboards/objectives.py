@@ -7,6 +7,7 @@ its bucket.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from stream_fabric.process import metric_names as listed
@@ -34,14 +35,17 @@ def own(slo: str, by: str = "pool") -> str:
     return f'max by ({by}) ({OBJECTIVE}{{slo="{slo}"}})'
 
 
-def beyond(value: str, sign: str, slo: str, default: str, limit: str = "{own}", by: str = "pool") -> str:
-    """PromQL: ``value`` (one series a pool) is beyond the pool's own objective, or beyond ``default`` without one.
+def beyond(value: str, sign: str, slo: str, default: str) -> str:
+    """PromQL: ``value`` (one series a pool) is beyond the pool's own objective, or beyond ``default`` without one."""
+    return f"({value} {sign} on (pool) {own(slo)} or ({value} unless on (pool) {own(slo)}) {sign} {default})"
 
-    ``limit``: expression of the limit in which ``{own}`` stands for the pool's own objective. ``by``: labels to keep.
+
+def by_install(expr: str) -> str:
+    """The expression with the label ``namespace`` in each aggregation and join.
+
+    Several installs in one Prometheus may have pools of the same name; none of them hides another's failure.
     """
-    its_own = own(slo, by)
-    compared = limit.replace("{own}", its_own)
-    return f"({value} {sign} on ({by}) {compared} or ({value} unless on ({by}) {its_own}) {sign} {default})"
+    return re.sub(r"\b(by|on) \((?![^)]*\bnamespace\b)", r"\1 (namespace, ", expr)
 
 
 class Objective(NamedTuple):
@@ -57,6 +61,16 @@ class Objective(NamedTuple):
 
     def bad_in(self, window: str) -> str:
         return self.bad.replace("{w}", window)
+
+    def burn(self, ratio: str) -> str:
+        """PromQL: ``ratio`` (share of bad events by pool and objective) as a multiple of the share that is allowed."""
+        default = f"{ratio} / {self.budget:g}"
+        if self.slo != "availability":  # a latency's own objective is another bound, of the same share
+            return default
+        its_own = own(self.slo, "pool, slo")
+        return (
+            f"({ratio} / on (pool, slo) (1 - {its_own}) or ({ratio} unless on (pool, slo) {its_own}) / {self.budget:g})"
+        )
 
 
 def _slower(name: str, slo: str, bound_s: float) -> str:

@@ -6,7 +6,6 @@ Each alert carries series that must fire it and series that must not; ``promtool
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,6 +29,7 @@ from dashboards.objectives import (
     Burn,
     Objective,
     beyond,
+    by_install,
     error_ratio,
 )
 from stream_fabric.process import metric_names as listed
@@ -72,10 +72,7 @@ class Override(NamedTuple):
 def _burns(objective: Objective, burns: tuple[Burn, ...]) -> str:
     def over(burn: Burn, window: str) -> str:
         ratio = f'{error_ratio(window)}{{slo="{objective.slo}"}}'
-        if objective.slo != "availability":
-            return f"{ratio} > {burn.rate:g} * {objective.budget:g}"
-        default = f"{burn.rate:g} * {objective.budget:g}"
-        return beyond(ratio, ">", objective.slo, default, f"{burn.rate:g} * (1 - {{own}})", "pool, slo")
+        return f"{objective.burn(ratio)} > {burn.rate:g}"
 
     return " or ".join(f"({over(burn, burn.short)} and {over(burn, burn.long)})" for burn in burns)
 
@@ -544,17 +541,9 @@ OVERRIDES: tuple[Override, ...] = (
 )  # fmt: skip
 
 
-def _by_install(expr: str) -> str:
-    """The expression with the label ``namespace`` in each aggregation and join.
-
-    Several installs in one Prometheus may have pools of the same name; none of them hides another's failure.
-    """
-    return re.sub(r"\b(by|on) \((?![^)]*\bnamespace\b)", r"\1 (namespace, ", expr)
-
-
 def recording() -> dict[str, Any]:
     rules = [
-        {"record": error_ratio(window), "expr": _by_install(objective.bad_in(window)), "labels": {"slo": objective.slo}}
+        {"record": error_ratio(window), "expr": by_install(objective.bad_in(window)), "labels": {"slo": objective.slo}}
         for objective in OBJECTIVES
         for window in WINDOWS
     ]
@@ -565,7 +554,7 @@ def alerting() -> dict[str, Any]:
     rules = [
         {
             "alert": alert.name,
-            "expr": _by_install(alert.expr),
+            "expr": by_install(alert.expr),
             "for": alert.wait,
             "labels": {"severity": alert.severity},
             "annotations": {"summary": alert.summary, "runbook": f"{RUNBOOK}#{alert.anchor}"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dashboards import boards, rules
-from dashboards.build import Sql
+from dashboards.build import Sql, of_install
 from dashboards.objectives import OBJECTIVE, OBJECTIVES, WINDOWS, error_ratio
 from stream_fabric.process.metric_names import ITL, METRICS, TTFT
 from tests.metrics.conftest import VERSIONS, of_version
@@ -86,3 +86,43 @@ def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should(version
     for command in (["check", "rules", *files], ["test", "rules", *tests]):
         done = subprocess.run([promtool, *command], capture_output=True, text=True, timeout=280, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.platform
+@pytest.mark.parametrize("version", VERSIONS)
+def test_panels_of_a_budget_use_the_pools_own_objective(version: str, tmp_path: Path) -> None:
+    own, platforms, elsewhere = 'namespace="a",pool="own"', 'namespace="a",pool="platforms"', 'namespace="b",pool="own"'
+    ratio = 0.0005
+    series = [
+        *(
+            {"series": f'{error_ratio(window)}{{{labels},slo="availability"}}', "values": f"{ratio}x120"}
+            for window in WINDOWS
+            for labels in (own, platforms, elsewhere)
+        ),
+        {"series": f'{OBJECTIVE}{{{own},slo="availability"}}', "values": "0.999x120"},
+    ]
+    asked = {
+        panel.title.removeprefix("availability: "): of_install(panel.queries[0].expr)
+        for panel in boards.SLO.panels
+        if panel.title.startswith("availability: ") and not isinstance(panel.queries, Sql)
+    }
+    expected = {"burn rate": (0.5, 1.0, 1.0), "error budget left": (0.5, 0.0, 0.0)}
+    tests = [
+        {
+            # Rounded: the quotient of two binary fractions is not the decimal one
+            "expr": f"round({asked[title].replace('$pool', '.*').replace('$namespace', '.*')}, 0.001)",
+            "eval_time": "110m",
+            "exp_samples": [
+                {"labels": f'{{{labels},slo="availability"}}', "value": value}
+                for labels, value in zip((own, platforms, elsewhere), values, strict=True)
+            ],
+        }
+        for title, values in expected.items()
+    ]
+    (tmp_path / "panels.yaml").write_text(
+        json.dumps({"rule_files": [], "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]})
+    )
+    done = subprocess.run(
+        [of_version("promtool", version), "test", "rules", "panels.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
