@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
@@ -17,8 +19,12 @@ from telemetry.store.errors import SchemaTooNew, StoreRefused, StoreUnavailable
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
+log = logging.getLogger(__name__)
+
 _LOCK_S = 120
-"""Time after which another process may take over an unfinished migration, in seconds."""
+"""Time after which another process may take over the migration of a process that died, in seconds."""
+_RENEWALS = 4
+"""Renewals of the lock in ``_LOCK_S``."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +72,17 @@ def schema_too_old(version: int, where: str) -> StoreUnavailable:
     )
 
 
-def migrate(client: Client, where: str, random: Random) -> None:
-    """Apply the missing migrations. Blocks. Raises StoreRefused for a schema that is newer or differs."""
+def migrate(client: Client, where: str, random: Random, connect: Callable[[], Client]) -> None:
+    """Apply the missing migrations. Blocks. Raises StoreRefused for a schema that is newer or differs.
+
+    ``connect``: opens another client, which renews the lock while a statement runs.
+    """
     known = migrations()
     client.command(_MIGRATIONS_TABLE)
     if len(_applied(client)) >= len(known):
         _check_applied(known, _applied(client), where)
         return
-    with _lock(client, random):
+    with _lock(client, random, connect):
         applied = _applied(client)
         _check_applied(known, applied, where)
         for migration in known[len(applied) :]:
@@ -116,19 +125,21 @@ def _check_applied(known: Sequence[Migration], applied: Mapping[int, tuple[str, 
             )
 
 
+_LOCK_COLUMNS = ("round", "holder", "done", "until")
+
+
 @contextlib.contextmanager
-def _lock(client: Client, random: Random) -> Iterator[None]:
+def _lock(client: Client, random: Random, connect: Callable[[], Client]) -> Iterator[None]:
     """Let one process migrate while the others wait.
 
     ClickHouse has no locks, but it keeps only one of two inserts with the same deduplication token. The first process
-    to insert the row of a round holds the lock, until it inserts that it is done or its time is over.
+    to insert the row of a round holds the lock, until it inserts that it is done or no longer renews its time.
     """
     client.command(
         "CREATE TABLE IF NOT EXISTS migration_lock (round Int64, holder String, done Bool, until DateTime64(3, 'UTC')) "
         "ENGINE = MergeTree ORDER BY round SETTINGS non_replicated_deduplication_window = 10000"
     )
     me = random.token_hex(8)
-    columns = ["round", "holder", "done", "until"]
     state = (
         "SELECT round, argMin(holder, done), max(done), max(until) < now64(3) FROM migration_lock "
         "GROUP BY round ORDER BY round DESC LIMIT 1"
@@ -141,11 +152,44 @@ def _lock(client: Client, random: Random) -> Iterator[None]:
         if not done and not over:
             time.sleep(0.1)
             continue
-        until = client.query(f"SELECT now64(3) + toIntervalSecond({_LOCK_S})").result_rows[0][0]
-        token = {"insert_deduplication_token": f"lock:{last + 1}"}
-        client.insert("migration_lock", [[last + 1, me, False, until]], column_names=columns, settings=token)
+        _insert_lock(client, last + 1, me, f"lock:{last + 1}")
+    try:
+        with _renewed(connect, last, me):
+            yield
+    finally:
+        _insert_lock(client, last, me, f"lock:{last}:done", done=True)
+
+
+def _insert_lock(client: Client, number: int, me: str, token: str, *, done: bool = False) -> None:
+    until = client.query(f"SELECT now64(3) + toIntervalSecond({_LOCK_S})").result_rows[0][0]
+    settings = {"insert_deduplication_token": token}
+    client.insert("migration_lock", [[number, me, done, until]], column_names=_LOCK_COLUMNS, settings=settings)
+
+
+@contextlib.contextmanager
+def _renewed(connect: Callable[[], Client], number: int, me: str) -> Iterator[None]:
+    """Renew the lock from a thread: a statement may take an hour, and its client answers nothing meanwhile."""
+    from clickhouse_connect.driver import exceptions
+
+    ended = threading.Event()
+
+    def renew() -> None:
+        renewals = 0
+        while not ended.is_set():
+            try:
+                with contextlib.closing(connect()) as client:
+                    while not ended.is_set():
+                        renewals += 1
+                        _insert_lock(client, number, me, f"lock:{number}:{renewals}")
+                        ended.wait(_LOCK_S / _RENEWALS)
+            except (StoreUnavailable, exceptions.Error, OSError) as error:
+                log.warning("migration lock not renewed, another process may take over: error=%s", error)
+                ended.wait(_LOCK_S / _RENEWALS)
+
+    thread = threading.Thread(target=renew, name="migration-lock", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        token = {"insert_deduplication_token": f"lock:{last}:done"}
-        client.insert("migration_lock", [[last, me, True, until]], column_names=columns, settings=token)
+        ended.set()
+        thread.join()

@@ -91,7 +91,9 @@ class Store:
         # The embedded engine answers when it is done; a server may need longer than for the insert of a block
         apart = None if self.embedded else ClientThread(lambda: connect_writer(self._address, MIGRATION_S_MAX))
         try:
-            await (apart or self._writer).run(lambda client: migrate(client, self.shown, self._random))
+            await (apart or self._writer).run(
+                lambda client: migrate(client, self.shown, self._random, lambda: connect_writer(self._address))
+            )
         finally:
             if apart is not None:
                 await apart.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from importlib import resources
@@ -27,6 +29,7 @@ from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.redis import free_port
 from tests.support.stores import make_store, own_store
+from tests.support.waiting import eventually
 from tests.telemetry.load import AT_US, Sums, check, events, stored
 
 pytestmark = pytest.mark.platform
@@ -292,6 +295,37 @@ async def test_a_migration_may_take_longer_than_an_insert(
     with pytest.raises(StoreUnavailable):
         await store.command("SELECT sleep(2)")
     await store.close()
+
+
+async def test_the_lock_of_a_migration_is_renewed_while_a_statement_runs(
+    front: ClickHouseFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations_module, "_LOCK_S", 1)
+    ended = threading.Event()
+
+    class Slow(Migration):
+        def statements(self) -> list[str]:
+            assert ended.wait(60)  # a statement that runs; a sleep in the engine would hold up the renewals
+            return super().statements()
+
+    monkeypatch.setattr(migrations_module, "migrations", lambda: [Slow(1, "slow", "SELECT 1;\n")])
+    migrating, watching = make_store(front.url), make_store(front.url)
+    opening = asyncio.create_task(migrating.open())
+
+    async def outlasted() -> bool:
+        with contextlib.suppress(StoreRefused):  # there is no table yet
+            found = await watching.query("SELECT max(until) > min(until) + toIntervalSecond(1) FROM migration_lock")
+            return bool(found.rows[0][0])
+        return False
+
+    try:
+        await eventually(outlasted, "the lock to be held for longer than its time")
+        assert (await watching.query("SELECT max(round) FROM migration_lock")).rows == [(1,)]
+    finally:
+        ended.set()
+        await opening
+        await migrating.close()
+        await watching.close()
 
 
 async def test_a_dead_migrators_lock_ends(clickhouse_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
