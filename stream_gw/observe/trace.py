@@ -39,7 +39,7 @@ from stream_gw.observe.timeline import Timestamps, phases
 
 _FINISH_PREFIX = b'{"k":"choice-end"'
 _OPEN_PREFIX = b'{"k":"open"'
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16}-[0-9a-f]{2})")
 _STARTED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _scores: msgspec.msgpack.Decoder[tuple[CandidateScore, ...]] = msgspec.msgpack.Decoder(tuple[CandidateScore, ...])
 
@@ -107,7 +107,7 @@ class Tracer:
     loaded: Callable[[ReplicaId | Literal[""]], Loaded] = _nothing_loaded
     """Adapters and artifact that a replica has loaded."""
     on_trace: Callable[[RequestTrace, str], None] = _ignore
-    """Called for every emitted trace with the id of the client's span; empty: it sent none."""
+    """Called with a trace and the client's span id (empty: none), but not for successes that the client leaves out."""
     retention_days: Callable[[TenantId], int] = _platform_days
     """Returns the ``retention_days`` of a tenant's traces."""
 
@@ -121,7 +121,7 @@ class ReaderTrace:
 
     __slots__ = (
         "arrived", "asked_model", "attempts", "broke", "check", "continued", "dialect", "expected_us", "facts",
-        "finish_reason", "first", "first_seq", "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed",
+        "finish_reason", "first", "first_seq", "gap_us", "has_ended", "overflow", "parent", "paused_us", "placed",
         "placing", "pool", "position", "prices", "reason", "received", "regions", "replica", "request_id", "role",
         "scores", "session", "stalled_at", "stalled_us", "started", "steered", "tenant", "tier", "trace_id", "tracer",
         "transport", "user",
@@ -143,7 +143,8 @@ class ReaderTrace:
         found = _TRACEPARENT.fullmatch(traceparent or "")
         self.trace_id = found[1] if found and found[1].strip("0") else ""
         """The client's trace id; empty: the digits of the stream's id serve as trace id."""
-        self.parent_id = found[2] if found and self.trace_id else ""
+        self.parent = found[2] if found and self.trace_id else ""
+        """The client's span id and trace flags; empty: it sent none."""
         self.received = tracer.clock.monotonic_us() if received_us is None else received_us
         self.role: Role = "refused"
         self.has_ended = False
@@ -174,7 +175,12 @@ class ReaderTrace:
 
     def traceparent(self, stream: StreamId) -> str:
         """Return the trace context for the stream's producer. Our span id is the end of the stream's id."""
-        return f"00-{self.trace_id or stream[5:]}-{stream[-16:]}-01"
+        return f"00-{self.trace_id or stream[5:]}-{stream[-16:]}-{self._is_recorded:02x}"
+
+    @property
+    def _is_recorded(self) -> bool:
+        """False: the client's context lacks the sampled flag; OpenTelemetry's parent-based sampler sends no spans."""
+        return not self.parent or int(self.parent[17:], 16) & 1 == 1
 
     # --- on the way ----------------------------------------------------------------------------------------
 
@@ -271,7 +277,8 @@ class ReaderTrace:
         status = error.http_status if error is not None and ended == "refused" else 200
         trace = self._trace(outcome, end, done, status, epoch, last_seq)
         tracer.sink.emit(trace)
-        tracer.on_trace(trace, self.parent_id)
+        if self._is_recorded or not outcome.is_sampled:
+            tracer.on_trace(trace, self.parent[:16])
 
     def _outcome(
         self, ended: ReadEnd, done: int, failure: StreamGwError | ErrorInfo | None, tokens: int

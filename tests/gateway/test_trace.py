@@ -9,6 +9,7 @@ import time
 from typing import cast
 
 import msgspec
+import pytest
 
 from stream_fabric.errors import Draining
 from stream_fabric.events import ReadEnd
@@ -184,3 +185,27 @@ async def test_a_full_socket_is_no_stall_before_the_first_token(redis_client: Re
         await eventually(lambda: len(outlet.lines) == 2, "the token")
         assert trace.stalled_us == 5_000_000
         subscription.close()
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "ended", "spans"),
+    [
+        (f"00-{'a' * 32}-{'b' * 16}-00", "completed", False),
+        (f"00-{'a' * 32}-{'b' * 16}-00", "failed", True),
+        (f"00-{'a' * 32}-{'b' * 16}-01", "completed", True),
+        (f"00-{'a' * 32}-{'b' * 16}-03", "completed", True),
+        (f"00-{'0' * 32}-{'b' * 16}-00", "completed", True),
+        (None, "completed", True),
+    ],
+)
+def test_a_client_that_records_no_trace_gets_spans_of_failures_only(
+    traceparent: str | None, ended: ReadEnd, spans: bool
+) -> None:
+    sink, sent = Heard(), list[str]()
+    tracer = Tracer(sink, HostClock(), GatewayId("g"), on_trace=lambda trace, parent: sent.append(parent))
+    trace = ReaderTrace(tracer, "req_1", "sse", traceparent)
+    flag = "00" if traceparent and "a" in traceparent and traceparent.endswith("00") else "01"
+    assert trace.traceparent(new_stream_id(1, b"x" * 10))[-3:] == f"-{flag}"
+    trace.finish(ended)
+    assert len(sink.requests) == 1, "ClickHouse has each"
+    assert len(sent) == spans
