@@ -20,6 +20,7 @@ const NAMES = {
   steer_us: "steering",
   residual_us: "unaccounted",
   between: "between readers",
+  overlap: "both readers",
   unrecorded: "not recorded",
 };
 const TRY = [["waited_us", "pool_queue_us"], ["inbox_us", "fabric_us"], ["engine_queue_us", "engine_queue_us"], ["prefill_us", "prefill_us"], ["decode_us", "decode_us"], ["check_us", "check_us"], ["steer_us", "steer_us"]];

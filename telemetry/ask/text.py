@@ -32,6 +32,7 @@ _NAMES = {
     "steer_us": "steering",
     "residual_us": "unaccounted",
     "between": "between readers",
+    "overlap": "both readers",
     "unrecorded": "not recorded",
 }
 
@@ -136,7 +137,7 @@ def _waterfall_lines(story: Story) -> list[str]:
 def _reader_line(number: int, reader: Reader) -> str:
     row = reader.row
     frames = f", frames {row['first_seq']} to {row['last_seq']}" if row["last_seq"] else ""
-    return f"reader {number}: {reader.role} at {row['gateway']}, {reader.ended}{frames}"
+    return f"reader {number}: {reader.label} at {row['gateway']}, {reader.ended}{frames}"
 
 
 def _bar_line(segment: Segment, at: int, wall: int) -> str:
@@ -252,7 +253,7 @@ def _other_reader_lines(story: Story) -> list[str]:
     lines = ["other readers"]
     for reader in story.beside:
         row = reader.row
-        lines.append(f"  {reader.role} at {row['gateway']}, {reader.ended}, {duration(row['wall_us'])}")
+        lines.append(f"  {reader.label} at {row['gateway']}, {reader.ended}, {duration(row['wall_us'])}")
     return lines
 
 

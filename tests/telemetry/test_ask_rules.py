@@ -255,7 +255,7 @@ def test_a_short_pause_before_the_first_token_counts_by_the_time_until_it() -> N
 def test_who_follows_whom() -> None:
     first = reader(ended="left")
     later = reader(at=5_000_000, role="resumed", resume_gap_us=2_943_500, first_seq=80, id="b")
-    beside = reader(at=1000, role="attached", id="c")
+    beside = reader(at=1000, role="attached", id="c", ended="left", decode_us=1_000_000)
     told = assemble("x", "x", [later, beside, first], [])
     assert [r.role for r in told.line] == ["created", "resumed"]
     assert [r.role for r in told.beside] == ["attached"]
@@ -263,8 +263,24 @@ def test_who_follows_whom() -> None:
     instead = reader(at=1_000_000, role="resumed", first_seq=50, decode_us=12_000_000)
     told = assemble("x", "x", [dangling, instead], [])
     assert [r.role for r in told.line] == ["created", "resumed"], "its old connection was not yet known to be dead"
-    assert any(segment.name == "between" and segment.us < 0 for segment in told.segments())
+    assert any(segment.name == "overlap" and segment.us < 0 for segment in told.segments())
     assert sum(segment.us for segment in told.segments()) == told.wall_us
+
+
+def test_a_retry_by_idempotency_key_beside_the_dead_connection_is_the_clients() -> None:
+    for dead in (
+        reader(ended="left", decode_us=4_000_000),
+        reader(ended="stalled", decode_us=1_000_000, client_stall_us=60_000_000),  # noticed after the retry's end
+    ):
+        retry = reader(at=3_000_000, role="attached", id="b", gateway="gw-2", decode_us=5_000_000)
+        told = assemble("x", "x", [dead, retry], [attempt()])
+        assert (told.outcome, [each.role for each in told.line]) == ("completed", ["created", "attached"])
+        assert sum(segment.us for segment in told.segments()) == told.wall_us
+        text = why_text(Answer(told, findings(told)))
+        assert "reader 2: retry by idempotency key at gw-2, completed" in text
+        assert "both readers" in text
+    two_tabs = [reader(), reader(at=1_000_000, role="attached", id="b")]
+    assert [each.role for each in assemble("x", "x", two_tabs, []).line] == ["created"], "the first one was not dead"
 
 
 @given(

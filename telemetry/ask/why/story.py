@@ -39,6 +39,11 @@ class Reader:
         return str(self.row["role"])
 
     @property
+    def label(self) -> str:
+        """Role as a user reads it."""
+        return "retry by idempotency key" if self.role == "attached" else self.role
+
+    @property
     def ended(self) -> str:
         """Outcome of the reader, for example ``completed`` or ``left``."""
         return str(self.row["ended"])
@@ -80,7 +85,7 @@ class Segment:
     name: str
     us: int
     reader: int
-    """Number of the reader in line, from 1; 0: between two readers."""
+    """Number of the reader in line, from 1; 0: between two readers, or the overlap of two (negative)."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,7 @@ class Story:
         at = self.began_us
         for number, reader in enumerate(self.line, 1):
             if reader.from_us != at:
-                name = "between" if number > 1 else "unrecorded"
+                name = "unrecorded" if number == 1 else "overlap" if reader.from_us < at else "between"
                 found.append(Segment(name, reader.from_us - at, 0))
             found += [Segment(name, us, number) for name, us in reader.phases]
             at = reader.until_us
@@ -240,7 +245,7 @@ class Story:
         """Return the µs in a phase over all readers in line. Time between two readers counts as a resume gap."""
         total = sum(reader.phase(name) for reader in self.line)
         if name == "resume_gap_us":
-            total += sum(max(segment.us, 0) for segment in self.segments() if segment.name == "between")
+            total += sum(segment.us for segment in self.segments() if segment.name == "between")
         return total
 
 
@@ -258,21 +263,27 @@ def attempt_from_us(row: Row) -> int:
 def assemble(id: str, stream: str, readers: Sequence[Row], attempts: Sequence[Row]) -> Story:
     """Assemble a story. Its line is the creating request, then each reader that continued.
 
-    A reader that began while another still read is beside the line. But if it continued from the middle and outlasted
-    the other, the other connection was dead, and the reader is in line.
+    A reader that began while another still read is beside the line, unless it shows that the other connection was dead.
     """
     waiting = sorted(map(Reader, readers), key=lambda reader: (reader.role != "created", reader.came_us))
     line: list[Reader] = []
     beside: list[Reader] = []
     for reader in waiting:
-        if not line:
-            line.append(reader)
-            continue
-        last = line[-1]
-        after = reader.came_us >= last.until_us and last.ended in ("left", "stalled", "drained")
-        instead = reader.phase("first_seq") > 1 and reader.until_us > last.until_us and last.ended != "completed"
-        (line if after or instead else beside).append(reader)
+        (line if not line or _continues(reader, line[-1]) else beside).append(reader)
     return Story(id, stream, tuple(line), tuple(beside), tuple(attempts))
+
+
+_GONE = ("left", "stalled", "drained")
+
+
+def _continues(reader: Reader, last: Reader) -> bool:
+    """Return True if ``reader`` is the client of ``last``, which came back."""
+    if last.ended in _GONE and reader.came_us >= last.until_us:
+        return True
+    # The client resumed, or sent its request again: its first connection was dead, though its gateway did not know
+    again = reader.role == "attached" or reader.phase("first_seq") > 1
+    outlasts = reader.until_us > last.until_us or (reader.ended == "completed" and last.ended in _GONE)
+    return again and outlasts and last.ended != "completed"
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
