@@ -371,7 +371,8 @@ def rows_text(rows: Sequence[Row]) -> str:
 def _column_title(name: str) -> str:
     if name in _MOMENTS:
         return name.removesuffix("_us")
-    return f"{name[:-3]} ms" if name.endswith("_us") else name
+    # Money is shown in whole units of the currency
+    return f"{name[:-3]} ms" if name.endswith("_us") else name.replace("_micro", "")
 
 
 def _cell_text(name: str, value: Any) -> str:

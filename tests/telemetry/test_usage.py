@@ -118,7 +118,9 @@ async def test_the_sums_of_each_grouping_are_those_of_the_bills(opened: Store) -
 def test_price_cost_and_margin_are_told_in_one_unit() -> None:
     row = {"model": "m", "price_micro": 2_500_000, "gpu_cost_micro": 1_200_000, "margin_micro": 1_300_000}
     told = usage_text({"from": 0, "to": 3600, "complete_until": None, "has_more": False}, [row])
-    assert told.splitlines()[-1].split() == ["m", "2.500000", "1.200000", "1.300000"]
+    heads, cells = told.splitlines()[-2:]
+    assert heads.split() == ["model", "price", "gpu_cost", "margin"], "no millionths stand under these"
+    assert cells.split() == ["m", "2.500000", "1.200000", "1.300000"]
 
 
 async def test_a_bill_that_arrives_twice_is_counted_once(opened: Store) -> None:
