@@ -85,6 +85,8 @@ def _parse_parameters(parameters: list[str]) -> dict[str, str]:
 async def _print_view(ask: Ask, name: str, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:
     view = await VIEWS[name](ask, given, _now_us())
     say(_json(view.value) if args.json else view.text)
+    if args.json and view.note:
+        sys.stderr.write(f"{view.note}\n")
 
 
 async def _tail(ask: Ask, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:

@@ -46,7 +46,7 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
 def add_usage(parser: argparse.ArgumentParser) -> None:
     common = _common_parser()
     _add_common_flags(parser)
-    _add_window_flags(parser, "24h", cohort=("tenant", "model"))
+    _add_window_flags(parser, "24h", cohort=("tenant", "model"), top="")
     title = "without a verb, billed usage by hour"
     verbs = parser.add_subparsers(dest="verb", metavar="{show,reconcile,rebuild}", title=title)
     _add_usage_show(verbs.add_parser("show", help="billed usage, GPU cost and margin in groups", parents=[common]))
@@ -100,10 +100,14 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
 def _add_window_flags(
     parser: argparse.ArgumentParser, since: str, *more: str, cohort: tuple[str, ...] = _COHORT, top: str = "20"
 ) -> None:
-    """Add the flags for the time window, the number of rows, the cohort, and the flags named in ``more``."""
+    """Add the flags for the time window, the number of rows, the cohort, and the flags named in ``more``.
+
+    ``top``: default number of rows; empty: the command prints all.
+    """
     parser.add_argument("--since", default=since, help=f"start: {_MOMENT} (default {since})")
     parser.add_argument("--until", default="now", help="end, as for --since (default now)")
-    parser.add_argument("--top", default=top, help=f"maximum rows (default {top})")
+    if top:
+        parser.add_argument("--top", default=top, help=f"maximum rows (default {top})")
     for name in cohort:
         parser.add_argument(f"--{name}")
     texts = {

@@ -79,6 +79,8 @@ _PARTS: Mapping[str, str] = {
     "if_model": _matches_if_given("model"),
     "hours": "hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) "
     "AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))",
+    "from_hour": "hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 3600000000) * 3600) "
+    "AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))",
     "bucket": "multiIf({bucket:String} = 'hour', toInt64(toUnixTimestamp(hour)) * 1000000, {bucket:String} = 'day', "
     "toInt64(toUnixTimestamp(toStartOfDay(hour))) * 1000000, 0)",
     "group_1": _group(1, DIMENSIONS),

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stream_fabric.errors import BadRequest
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import StreamId, TenantId
 from telemetry.ask.port import Ask
@@ -251,12 +252,17 @@ async def _tenant_names(ask: Ask, report: Report) -> list[str]:
     return found
 
 
-async def hour_rows(ask: Ask, name: str, window: Mapping[str, Value]) -> list[Row]:
-    """Return all rows of a query by hour, tenant and model. A bill on a page that is not read would count as lost."""
+async def hour_rows(ask: Ask, name: str, window: Mapping[str, Value], rows_max: int = 0) -> list[Row]:
+    """Return all rows of a query by hour, tenant and model. A bill on a page that is not read would count as lost.
+
+    Raises BadRequest for more than ``rows_max`` rows; 0: any number.
+    """
     found: list[Row] = []
     after: dict[str, Value] = {}
     while rows := await ask.query(name, {**window, **after, "top": QUERY_ROWS_MAX}):
         found += rows
+        if 0 < rows_max < len(found):
+            raise BadRequest(f"usage has more than {rows_max} rows in this time; choose a shorter time or a tenant")
         if len(rows) < QUERY_ROWS_MAX:
             break
         last = rows[-1]

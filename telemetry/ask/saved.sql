@@ -329,16 +329,25 @@ SELECT at_us, what, replica, state, told_by, asked_by, reason, rested_on FROM (
 ) ORDER BY at_us, what, replica, state LIMIT {top:Int64};
 
 -- name: usage_by_hour
--- tells: billed usage by hour, tenant and model
+-- tells: billed usage by hour, tenant and model; the hour of the start counts whole, and with exact = 1 each bill once
+-- default: exact = 1
+-- default: after_us = -1
+-- default: after_1 = ''
+-- default: after_2 = ''
 -- default: top = 10000
-SELECT toUnixTimestamp(hour) * 1000000 AS hour_us, tenant, model, sum(usage_hour.requests) AS requests,
-    sum(usage_hour.prompt_tokens) AS prompt_tokens, sum(usage_hour.cached_tokens) AS cached_tokens,
-    sum(usage_hour.output_tokens) AS output_tokens, sum(usage_hour.reasoning_tokens) AS reasoning_tokens,
-    sum(usage_hour.price_micro) AS price_micro
-FROM usage_hour WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000))
-    AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000)) AND $tenant
-    AND ({model:String} = '' OR model = {model:String})
-GROUP BY hour, tenant, model ORDER BY hour, tenant, model LIMIT {top:Int64};
+SELECT toInt64(toUnixTimestamp(hour)) * 1000000 AS hour_us, tenant, model, argMax(usage.requests, once) AS requests,
+    argMax(usage.prompt_tokens, once) AS prompt_tokens,
+    argMax(usage.cached_tokens, once) AS cached_tokens,
+    argMax(usage.output_tokens, once) AS output_tokens,
+    argMax(usage.reasoning_tokens, once) AS reasoning_tokens,
+    argMax(usage.price_micro, once) AS price_micro
+FROM (
+    SELECT hour, tenant, model, false AS once, $usage_sums FROM usage_hour AS bills WHERE $from_hour GROUP BY hour, tenant, model
+    UNION ALL
+    SELECT hour, tenant, model, true AS once, $usage_sums FROM bills FINAL
+    WHERE $from_hour AND {exact:Int64} = 1 AND (bills.requests != 0 OR adjusts) GROUP BY hour, tenant, model
+) AS usage WHERE $tenant AND ({model:String} = '' OR model = {model:String})
+GROUP BY hour, tenant, model HAVING $after_hour ORDER BY hour, tenant, model LIMIT {top:Int64};
 
 -- name: billed_near_hours
 -- tells: billing events of the first seconds of an hour: their streams may have ended in the hour before

@@ -10,12 +10,23 @@ from stream_fabric.errors import BadRequest, NotFound
 from telemetry.ask.compare import ATS, BYS, Diff, diff
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
-from telemetry.ask.text import diff_text, missing_events, request_line, rows_text, timeline_text, why_text
+from telemetry.ask.reconcile import hour_rows
+from telemetry.ask.text import (
+    diff_text,
+    missing_events,
+    request_line,
+    rows_text,
+    time_text,
+    timeline_text,
+    why_text,
+)
 from telemetry.ask.times import cohort_of, window
+from telemetry.ask.usage.page import is_long
 from telemetry.ask.why.attempts import token_times
 from telemetry.ask.why.explain import Answer, load_story, why
 
 TOP_MAX = 1000
+USAGE_ROWS_MAX = 100_000
 
 Given = Mapping[str, str]
 
@@ -26,6 +37,8 @@ class View:
 
     value: Any
     text: str
+    note: str = ""
+    """Warning that the text has and the value lacks, such as rows that were cut off; empty: none."""
 
 
 async def recent(ask: Ask, given: Given, now_us: int) -> View:
@@ -82,15 +95,20 @@ async def pool(ask: Ask, given: Given, now_us: int) -> View:
     if not given.get("pool"):
         raise BadRequest("name the pool: pool=NAME")
     taken = _common_parameters({"top": "1000", **given}, now_us, "1h", only=("pool",))
-    rows = await ask.query("timeline", taken)
-    return View(rows, timeline_text(rows))
+    top = int(taken["top"])
+    rows = await ask.query("timeline", {**taken, "top": top + 1})
+    note = ""
+    if len(rows) > top:
+        rows = rows[:top]
+        note = f"only the first {top} events; continue with --since {time_text(rows[-1]['at_us']).replace(' ', 'T')}"
+    return View(rows, "\n".join(filter(None, (timeline_text(rows), note))), note)
 
 
 async def usage(ask: Ask, given: Given, now_us: int) -> View:
-    """List billed usage by hour."""
-    rows = await ask.query(
-        "usage_by_hour", {**_common_parameters(given, now_us, "24h", only=("tenant", "model")), "top": 10_000}
-    )
+    """List billed usage by hour. It has all rows: a sum of the first ones would be less than the bill."""
+    common = _common_parameters(given, now_us, "24h", only=("tenant", "model"))
+    sums = is_long(int(common["from_us"]), int(common["until_us"]), str(common["tenant"]))
+    rows = await hour_rows(ask, "usage_by_hour", {**common, "exact": int(not sums)}, USAGE_ROWS_MAX)
     return View(rows, rows_text(rows))
 
 

@@ -137,7 +137,8 @@ stream-gw usage show --from 7d --group-by tenant --bucket day
 stream-gw usage reconcile --since 24h
 ```
 
-`show` sums up requests, tokens, price, GPU cost and margin in groups; tenants ask `GET /v1/usage`
+Whole hours are counted: the start is rounded down, the end up. Without a verb, `usage` has all rows, by hour, tenant
+and model. `show` sums up requests, tokens, price, GPU cost and margin in groups; tenants ask `GET /v1/usage`
 ([protocol.md](protocol.md)).
 
 `reconcile` compares three accounts of the same tokens: settled in Redis (in the step that ends a stream), streamed by

@@ -17,12 +17,14 @@ from stream_fabric.events import AttemptTrace, RequestTrace
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.cli.main import main
+from telemetry.ask import reconcile as reconcile_module
+from telemetry.ask import views
 from telemetry.ask.compare import Cohort, diff
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.queries import HOUR_US, SAVED, Value
 from telemetry.ask.reconcile import PAGE, Report, reconcile
 from telemetry.ask.text import why_text
-from telemetry.ask.views import answer_path
+from telemetry.ask.views import answer_path, usage
 from telemetry.ask.why.explain import Answer, why
 from telemetry.store.errors import StoreUnavailable
 from tests.support.web import served
@@ -499,3 +501,31 @@ def test_a_reconciliation_that_finds_something_ends_with_its_own_code(cli: Cli) 
     code, out, _ = cli(*flags, "--json")
     assert code == 3
     assert json.loads(out)["found"] == 6
+
+
+async def test_usage_of_a_part_of_an_hour_is_that_hours_whole_bill_on_any_number_of_pages(
+    ask: HttpAsk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await usage(ask, {"since": "2026-11-20T10:00", "until": "2026-11-20T11:00"}, NOW_US)).value
+    assert len(whole) > 5
+    late = {"since": "2026-11-20T10:45", "until": "2026-11-20T11:00"}
+    assert (await usage(ask, late, NOW_US)).value == whole
+    monkeypatch.setattr(reconcile_module, "QUERY_ROWS_MAX", 2)
+    assert (await usage(ask, late, NOW_US)).value == whole
+    monkeypatch.setattr(views, "USAGE_ROWS_MAX", 5)
+    with pytest.raises(BadRequest, match="more than 5 rows"):
+        await usage(ask, late, NOW_US)
+
+
+def test_events_of_a_pool_that_are_cut_off_are_told(cli: Cli) -> None:
+    flags = ["traces", "pool", "llama", "--since", "2026-11-20T10:15", "--until", "2026-11-20T10:25"]
+    _, whole, _ = cli(*flags)
+    assert "only the first" not in whole
+    code, out, _ = cli(*flags, "--top", "3")
+    assert code == 0
+    assert out.splitlines()[-1] == "only the first 3 events; continue with --since 2026-11-20T10:18:02.000Z"
+    code, out, err = cli(*flags, "--top", "3", "--json")
+    assert (code, len(json.loads(out))) == (0, 3)
+    assert err.startswith("only the first 3 events")
+    _, rest, _ = cli(*flags, "--since", "2026-11-20T10:18:02.000Z")
+    assert rest.splitlines()[-1] == whole.splitlines()[-1]

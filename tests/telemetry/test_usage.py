@@ -21,6 +21,7 @@ from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage import UsageQuery, usage_page
 from telemetry.ask.usage.rebuild import rebuild
 from telemetry.ask.usage.text import usage_text
+from telemetry.ask.views import usage as usage_by_hour
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store.connection import QUERY_ROWS_MAX
@@ -129,6 +130,8 @@ async def test_a_bill_that_arrives_twice_is_counted_once(opened: Store) -> None:
     await put(opened, events[20:50], "a process died and another one sent its spool")
     (row,) = await rows_of(opened, query(group_by="none"))
     assert {name: row[name] for name in SUMS} == dict(expected(events)[()])
+    by_hour = (await usage_by_hour(StoreAsk(opened), {"tenant": "a", "since": "60h"}, NOW_US)).value
+    assert {name: sum(hour[name] for hour in by_hour) for name in SUMS[:6]} == {name: row[name] for name in SUMS[:6]}
 
 
 class BillsArriveMeanwhile(StoreAsk):

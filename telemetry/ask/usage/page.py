@@ -40,6 +40,11 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """``last_id`` of the page before."""
 
 
+def is_long(from_us: int, until_us: int, tenant: str) -> bool:
+    """Return True if the range is answered from the sums by hour instead of single bills."""
+    return until_us - from_us > _LONG_US[bool(tenant)]
+
+
 async def usage_page(ask: Ask, query: UsageQuery, now_us: int, kept_days: int) -> dict[str, Any]:
     """Answer one page. Whole hours are counted: the start is rounded down, the end up.
 
@@ -47,8 +52,12 @@ async def usage_page(ask: Ask, query: UsageQuery, now_us: int, kept_days: int) -
     """
     groups = _groups(query)
     from_us, until_us = _range(query, now_us)
-    is_long = until_us - from_us > _LONG_US[bool(query.tenant)]
-    sums = is_long and not query.key and not query.user and set(groups) <= set(LONG_DIMENSIONS)
+    sums = (
+        is_long(from_us, until_us, query.tenant)
+        and not query.key
+        and not query.user
+        and set(groups) <= set(LONG_DIMENSIONS)
+    )
     if not sums and from_us < now_us - kept_days * DAY_US:
         raise BadRequest(
             f"bills by key, user, session and endpoint are kept for {kept_days} days; begin later, or group by model "
