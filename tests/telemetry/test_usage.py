@@ -216,6 +216,18 @@ async def test_long_ranges_by_model_and_tenant_have_the_same_sums(opened: Store)
     assert found == expected(events, "tenant", "model", tenant="")
 
 
+class NothingBilled(StoreAsk):
+    async def query(self, name: str, parameters: Mapping[str, Value]) -> list[Row]:
+        return []
+
+
+@pytest.mark.parametrize("first", ["20261101", "2026-11-01", "1793491200"])
+async def test_a_date_without_dashes_is_no_moment_of_1970(first: str) -> None:
+    ask = NothingBilled(make_store("http://127.0.0.1:1/usage"))
+    page = await usage_page(ask, query(from_=first, to="20261201"), NOW_US, KEPT_DAYS)
+    assert (page["from"], page["to"]) == (1_793_491_200, 1_793_491_200 + 30 * 86_400)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -16,7 +16,8 @@ DAY_US = 24 * HOUR_US
 _LONG_US = {True: 100 * DAY_US, False: 3 * DAY_US}
 """Ranges above which the sums by hour are read instead of single bills: of one tenant, and of the fleet."""
 PAGE_MAX = 1000
-_AFTER_PARTS = 3
+_DATE_DIGITS = 8
+"""Digits of a date without dashes, such as 20261101; as Unix seconds it would be a moment of the 1970s."""
 
 
 class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
@@ -110,7 +111,7 @@ def _range(query: UsageQuery, now_us: int) -> tuple[int, int]:
 
 
 def _moment(text: str, now_us: int, name: str) -> int:
-    if text.isdecimal() and len(text) <= 10:
+    if text.isdecimal() and len(text) <= 10 and len(text) != _DATE_DIGITS:
         return int(text) * 1_000_000
     try:
         return moment_us(text, now_us)
