@@ -118,6 +118,28 @@ class Admission:
             raise over_budget(spend, reply, self._now_us() // 1000, headers)
         return headers, 0 if isinstance(reply, Spent) else reply.granted
 
+    async def check(self, tenant: TenantId, subjects: Sequence[Subject], *, fail_open: bool) -> None:
+        """Check that the limits have room for a request, before work that one over a limit must not cause.
+
+        Nothing is reserved: ``admit`` decides. Raises RateLimited and, unless ``fail_open``, FabricUnavailable.
+        """
+        if not any(each.limits.any for each in subjects):
+            return
+        try:
+            async with asyncio.timeout(LIMITS_WAIT_S_MAX if fail_open else None):
+                uses = await self._accounts.uses(tenant, subjects)
+        except (FabricUnavailable, TimeoutError):
+            if fail_open:
+                return  # ``admit`` reports it
+            raise
+        for which, (subject, use) in enumerate(zip(subjects, uses, strict=True)):
+            for kind, limit in _limits(subject.limits):
+                over = getattr(use, kind) + 1 - limit
+                if over > 0:
+                    retry_ms = -1.0 if limit < 1 else 0.0 if kind == "streams" else over / limit * MINUTE_MS
+                    self._on_limited(subject.name.partition(":")[0], kind)
+                    raise limited_input(subjects, Exceeded(which, kind, retry_ms, uses), 1)
+
     def _report_failed_open(self, tenant: TenantId, error: Exception) -> None:
         """Count the request; log one of them every few seconds."""
         self._on_failed_open()

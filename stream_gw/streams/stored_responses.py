@@ -9,6 +9,7 @@ import msgspec
 
 from stream_gw.auth import Principal
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.requests import field
 from stream_gw.dialects.responses.requests import OPENAI, Asked
 from stream_gw.dialects.responses.whole import DIALECTS, response_of
 from stream_gw.responses import (
@@ -20,6 +21,7 @@ from stream_gw.responses import (
     is_window,
     refers,
 )
+from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.opened import meta_decoder
 
 
@@ -62,6 +64,17 @@ class Prepared(NamedTuple):
     """The request as it is stored: the items that it refers to are in it."""
     expanded: Asked
     """The request as the engine gets it: every compaction is a message."""
+
+
+async def check_limits(gateway: Gateway, who: Principal, asked: Asked) -> None:
+    """Check the tenant's limits before anything stored is read for a request. Raises RateLimited."""
+    if asked.previous_response_id is None and asked.conversation is None and not any(map(refers, asked.items)):
+        return
+    parts = gateway.parts
+    user = field(asked.fields, "user", str | None) if who.user is None else who.user
+    model = field(asked.fields, "model", str, required=True)
+    subjects = parts.authenticator.keys.subjects(who, user or None, model)
+    await gateway.admission.check(who.tenant, subjects, fail_open=parts.settings.limits_fail_open)
 
 
 async def with_history(

@@ -15,7 +15,7 @@ from stream_fabric.process.host import HostRandom
 from stream_gw.auth import key_digest, new_key
 from tests.gateway.processes import Running
 from tests.gateway.responses_socket.wire import code_of, opened
-from tests.gateway.wire import Gate, Reply, chat, tokens_of_chunks, whole_events
+from tests.gateway.wire import MODEL, Gate, Reply, chat, tokens_of_chunks, whole_events
 from tests.support.waiting import eventually
 
 PLANS = {
@@ -34,6 +34,8 @@ PLANS = {
     "shown": 'tenant = { requests_per_min = 100, streams = 3 }\nmodel."sim-small" = { tokens_per_min = 500 }',
     "crowd": "tenant = { tokens_per_min = 1000 }",
     "inputs": "tenant = { requests_per_min = 2 }",
+    "histories": "tenant = { requests_per_min = 1 }",
+    "histories-streams": "tenant = { streams = 1 }",
     "successors": "tenant = { requests_per_min = 1 }",
     "both": "tenant = { requests_per_min = 50, tokens_per_min = 5000 }",
 }
@@ -295,6 +297,20 @@ async def test_a_successor_that_a_limit_refuses_gives_its_input_back(limited: Li
         failed["error"]["code"] == "successor_creation_failed" and "requests per minute" in failed["error"]["message"]
     )
     assert failed["steer"] == {**accepted["steer"], "input": "Be brief."}
+
+
+@pytest.mark.parametrize("plan", ["histories", "histories-streams"])
+async def test_a_request_over_a_limit_is_refused_before_what_it_builds_on_is_read(limited: Limited, plan: str) -> None:
+    """A response that does not exist is told only to those whose request may run."""
+    gate = limited.gate(plan)
+    asked: dict[str, object] = {"model": MODEL, "input": "Go on", "previous_response_id": "resp_" + "0" * 32}
+    assert (await gate.ask("POST", "/v1/responses", asked)).status == 404, "below the limit"
+    stream = await gate.background(3000)
+    assert (await gate.ask("POST", "/v1/responses", asked)).status == 429
+    async with opened(gate) as ws:
+        refused = await ws.turn(previous_response_id=asked["previous_response_id"])
+        assert code_of(refused) == (429, "rate_limit_exceeded")
+    await gate.ask("POST", f"/v1/streams/{stream}/cancel")
 
 
 async def test_each_request_of_a_responses_socket_counts(limited: Limited) -> None:

@@ -27,7 +27,7 @@ from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import frames_off_loop, off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta
-from stream_gw.streams.stored_responses import StoredRequest, delete_stored, read_stored, with_history
+from stream_gw.streams.stored_responses import StoredRequest, check_limits, delete_stored, read_stored, with_history
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 from stream_gw.transport.endpoint import Handler
@@ -78,6 +78,8 @@ class ResponseRoutes:
     ) -> tuple[CreateRequest, StoredRequest | None]:
         """Return the request with what it builds on, and what stores it; None: it is not stored."""
         store = self._gateway.parts.responses
+        if request.header(b"idempotency-key") is None:  # else it may attach to a stream, which no limit refuses
+            await check_limits(self._gateway, who, asked)
         prepared = await with_history(store, who, asked, count)
         asides = Asides(self._gateway, who, request.id, lambda opened: _outlet(request, opened))
         parsed = await fitted(self._gateway, who, prepared, dialect, asides)
