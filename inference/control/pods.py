@@ -105,9 +105,9 @@ class PodMarker:
                     await self._patch_cost(session, pod, None)
                 marked = found & pods.keys()
                 for pod in pods.keys() - marked:
-                    await self._patch_cost(session, pod, _COST)
-                    marked.add(pod)
-                self._marked = set(pods)
+                    if await self._mark(session, pod):
+                        marked.add(pod)
+                self._marked = set(pods) if marked == pods.keys() else None
         except HTTP_ERRORS as error:
             self._marked = None
             log.warning("pod deletion cost not set, retrying: error=%s", error or type(error).__name__)
@@ -128,6 +128,15 @@ class PodMarker:
             if not page.metadata.token:
                 return marked
             query["continue"] = page.metadata.token
+
+    async def _mark(self, session: aiohttp.ClientSession, pod: str) -> bool:
+        """Mark a pod. False: the API refuses that, which must not keep the other pods of the fleet from leaving."""
+        try:
+            await self._patch_cost(session, pod, _COST)
+        except ValueError as error:
+            log.warning("pod deletion cost refused, retrying: pod=%s error=%s", pod, error)
+            return False
+        return True
 
     async def _patch_cost(self, session: aiohttp.ClientSession, pod: str, cost: str | None) -> None:
         """Set the pod's deletion cost; None removes it. A pod that is gone is no error."""

@@ -89,6 +89,19 @@ async def test_no_pod_counts_as_marked_while_another_one_keeps_its_mark(api: Api
     assert api.marked == {"a"}
 
 
+@pytest.mark.parametrize("refused", ("a", "b", "c"))
+async def test_a_pod_that_is_never_marked_keeps_no_other_from_leaving(
+    api: Api, marker: PodMarker, refused: str
+) -> None:
+    api.refused.add(refused)
+    others = {"a", "b", "c"} - {refused}
+    for _ in range(2):
+        assert await marker.mark_only(replicas("a", "b", "c")) == replicas(*others)
+    assert api.marked == others
+    api.refused.clear()
+    assert await marker.mark_only(replicas("a", "b", "c")) == replicas("a", "b", "c")
+
+
 async def test_pods_of_another_install_keep_their_marks(api: Api, marker: PodMarker) -> None:
     api.costs["other"] = "-1000"
     api.labels["other"] = "app.kubernetes.io/instance=staging"
