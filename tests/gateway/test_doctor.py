@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -225,6 +226,22 @@ async def test_a_redis_that_evicts_is_missing_and_one_without_limit_or_copy_is_a
     assert "noeviction" in policy.remedy
     assert one(report, "a memory limit").status == "absent"
     assert one(report, "persistence").status == "absent"
+
+
+async def test_a_redis_at_its_memory_limit_is_missing_and_one_close_to_it_absent(report: Report) -> None:
+    """At the limit gateways answer 503 ``fabric_full``."""
+    with RedisServer() as server:
+        server("SETRANGE", "filler", 40 << 20, "x")
+        server("CONFIG", "SET", "maxmemory", 20 << 20)
+        await check_redis(report, server.url)
+        full = one(report, "free memory at")
+        used = re.search(rb"used_memory:(\d+)", server("INFO", "memory"))
+        assert used
+        server("CONFIG", "SET", "maxmemory", int(int(used[1]) / 0.95))
+        close = Report(lambda finding: None)
+        await check_redis(close, server.url)
+    assert full.status == "missing" and "of 20 MiB" in full.found and "fabric_full" in full.remedy
+    assert one(close, "free memory at").status == "absent"
 
 
 async def test_sentinels_lead_to_the_master(report: Report, sentinel: SentinelSetup) -> None:

@@ -40,6 +40,8 @@ from stream_gw.cli.checks.report import Report
 _TIMEOUT_S = 3.0
 _VERSION_MIN = (6, 0)
 _VERSION_SHARDED = (7, 0)
+_USED_MAX = 0.9
+"""Share of Redis' memory in use from which the check warns."""
 _SAFE_POLICIES = ("noeviction", "volatile-ttl")
 _REMEDY = "start Redis, or correct STREAM_GW_REDIS_URL (rediss:// where the server speaks TLS)"
 
@@ -183,8 +185,16 @@ async def _check_memory(report: Report, at: str, primary: Redis, info: dict[str,
         remedy = "CONFIG SET maxmemory-policy noeviction: an evicted log is a lost stream"
         report.missing(f"a safe maxmemory-policy{at}", remedy, found=policy)
     limit = int(config.get("maxmemory") or 0)
-    if limit:
-        report.ok(f"maxmemory{at}", f"{limit >> 20} MiB, {int(info.get('used_memory', 0)) >> 20} MiB used")
+    used = int(info.get("used_memory", 0))
+    if limit and used > _USED_MAX * limit:
+        remedy = (
+            "raise maxmemory, or find what fills it with redis-cli --bigkeys: at the limit requests answer 503 "
+            "fabric_full; logs of ended streams leave after 15 minutes"
+        )
+        found = f"{used >> 20} MiB used of {limit >> 20} MiB"
+        report.missing(f"free memory{at}", remedy, found=found, needed=used >= limit)
+    elif limit:
+        report.ok(f"maxmemory{at}", f"{limit >> 20} MiB, {used >> 20} MiB used")
     else:
         remedy = "CONFIG SET maxmemory to less than the host has: Redis at its limit refuses, a killed Redis loses all"
         report.missing(f"a memory limit{at}", remedy, found="maxmemory 0", needed=False)
