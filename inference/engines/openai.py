@@ -287,11 +287,7 @@ class OpenAIEngine:
         except OSError as lost:
             if not isinstance(lost, AnswerBroken | TimeoutError):  # a new connection failed
                 self.server_load.refused = True  # else the pool gives the request back before the next reading
-            told = str(lost) or "timed out"
-            if lost.errno is not None:  # the system's words, which may name the server's address
-                log.warning("no answer of the model server: stream=%s error=%s", request.stream, lost)
-                told = "the connection failed"
-            error = ErrorInfo.of(EngineLost(f"the model server failed: {told}"))
+            error = _lost_error(request.stream, lost)
         if running.aborted:  # the task did not wait since
             return
         if error is None:
@@ -365,6 +361,15 @@ class OpenAIEngine:
                 self.server_load.refused = True
                 return ErrorInfo.of(EngineLost(f"the model server is not ready: {refused.message}"))
         return refused
+
+
+def _lost_error(stream: StreamId, lost: OSError) -> ErrorInfo:
+    """Return the error of an answer that did not come or broke off."""
+    told = str(lost) or "timed out"
+    if lost.errno is not None:  # the system's words, which may name the server's address
+        log.warning("no answer of the model server: stream=%s error=%s", stream, lost)
+        told = "the connection failed"
+    return ErrorInfo.of(EngineLost(f"the model server failed: {told}"))
 
 
 async def _refusal(answer: Answer) -> ErrorInfo | None:
