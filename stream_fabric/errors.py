@@ -38,6 +38,7 @@
     ├── ModerationUnavailable 503 / 1013   content cannot be checked now; retriable
     ├── FabricError 503 / 1013       base of all errors of the fabric's adapter; retriable
     │   ├── FabricUnavailable        Redis cannot be reached in time
+    │   │   └── FabricRefused        the server refuses the login or is no Redis; its detail tells what to correct
     │   ├── FabricFull               Redis is at its memory limit
     │   ├── FabricLost               Redis has lost what the call builds on
     │   └── FabricFault              Redis refused a command
@@ -308,6 +309,10 @@ class FabricError(StreamGwError):
 
 class FabricUnavailable(FabricError):
     code = "fabric_unavailable"
+
+
+class FabricRefused(FabricUnavailable):
+    """The server refuses the login, its certificate does not verify, or it is no Redis; its detail has the remedy."""
 
 
 class FabricFull(FabricError):

@@ -11,7 +11,7 @@ import ssl as ssl_module
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stream_fabric.errors import FabricError, FabricFault, FabricFull, FabricUnavailable
+from stream_fabric.errors import FabricError, FabricFault, FabricFull, FabricRefused, FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.redis.topology import Cluster, Sentinel, Single, Topology, slot_of
 from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ConnectionRefused, Login, Push, ReplyError
@@ -89,7 +89,7 @@ class RedisClient:
         try:
             await self.topology.refresh()
         except ConnectionRefused as error:
-            raise FabricUnavailable("Redis refuses the login", detail=error) from error
+            raise FabricRefused("Redis refuses the login", detail=error) from error
         except (ConnectionLost, ReplyError) as error:
             raise FabricUnavailable("cannot reach Redis", detail=error) from error
         info = await self.execute(0, "COMMAND", "INFO", "SPUBLISH")
@@ -230,7 +230,7 @@ class RedisClient:
             again, redirected = redirected and redirect is not None, redirect is not None
             late = loop.time() + delay_s >= deadline and (redirect is None or again)
             if isinstance(cause, ConnectionRefused) and (late or not self._started):
-                raise FabricUnavailable("Redis refuses the login", detail=cause) from cause
+                raise FabricRefused("Redis refuses the login", detail=cause) from cause
             if late:
                 if redirect is None and not self._closed:
                     self._begin_refresh()  # for the next command: a silent host has used up this one's time

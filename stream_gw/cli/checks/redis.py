@@ -24,7 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from stream_fabric.errors import FabricError, FabricUnavailable
+from stream_fabric.errors import FabricError, FabricRefused, FabricUnavailable
 from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.plan import PoolPlan
@@ -33,7 +33,6 @@ from stream_fabric.redis.client import RedisClient, logins
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.streams import held_partitions
-from stream_fabric.redis.wire import ConnectionRefused
 from stream_fabric.redis_url import Address, RedisUrl
 from stream_gw.cli.checks.report import Report
 
@@ -77,9 +76,10 @@ async def _remedy(redis_url: str) -> str:
     client = RedisClient(redis_url, timeout_s=_TIMEOUT_S)
     try:
         await client.start()
+    except FabricRefused as error:  # it has a remedy of its own
+        return str(error)
     except FabricUnavailable as error:
-        refused = isinstance(error.__cause__, ConnectionRefused)  # its text says what to correct
-        return str(error) if refused else f"{error}; {_REMEDY}"
+        return f"{error}; {_REMEDY}"
     except FabricError as error:
         return str(error)
     finally:
