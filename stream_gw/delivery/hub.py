@@ -48,7 +48,8 @@ class Hub:
         self.on_read: Callable[[StreamId, TenantId], None] = lambda stream, tenant: None
         """Called when the last reader here has left a stream that was read to its end."""
         self._declining: set[bytes] = set()
-        self._subscribed = False
+        self._subscribed: set[int] = set()
+        """Partitions whose channels have been subscribed at least once."""
         self._recreation_ends_at = 0.0
         self._recently_away_until = 0.0
         self.subscription = subscribe(gateway, self.receive, self.resubscribed)
@@ -234,11 +235,11 @@ class Hub:
 
     def resubscribed(self, channels: list[str]) -> None:
         """Recheck every stream of these channels' partitions, because publishes may have been missed."""
-        if self._subscribed:
+        partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
+        if not self._subscribed.isdisjoint(partitions):  # at the start each server's channels come by themselves
             self._recently_away_until = asyncio.get_running_loop().time() + _SETTLE_S
             self.on_return()
-        self._subscribed = True
-        partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
+        self._subscribed |= partitions
         for local in self.local.values():
             if local.partition in partitions:
                 local.recheck()

@@ -308,6 +308,19 @@ async def test_a_stream_whose_readers_have_left_takes_no_later_reader_with_it() 
         assert not hub.local and len(outlet.failures) == 1
 
 
+async def test_servers_that_are_subscribed_one_after_another_at_the_start_are_no_outage() -> None:
+    """Else a gateway of a cluster waits for lost frames: it accepts a cursor that another stream gave."""
+    returns: list[float] = []
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, EmptyLog()), HostClock(), silent, tasks)
+        hub.on_return = lambda: returns.append(asyncio.get_running_loop().time())
+        hub.resubscribed(["sg:{p0}:>g", "sg:{p2}:>g"])
+        hub.resubscribed(["sg:{p1}:>g"])
+        assert not hub.recently_away and not returns
+        hub.resubscribed(["sg:{p1}:>g"])
+        assert hub.recently_away and len(returns) == 1
+
+
 def all_of(kind: type[StreamGwError]) -> list[type[StreamGwError]]:
     return [kind, *(found for below in kind.__subclasses__() for found in all_of(below))]
 
