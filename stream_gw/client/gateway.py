@@ -342,7 +342,7 @@ async def _ask_for_token(get_token: GetToken, refresh: bool) -> str:
         return await get_token(refresh)
     except GatewayError:
         raise
-    except Exception as error:
+    except Exception as error:  # the caller's code, which may use any library
         _log.warning("get_token failed, will be called again: error=%r", error)
         raise ConnectionLost("token_unavailable", f"get_token failed: {error!r}", retriable=True) from error
 
