@@ -11,6 +11,7 @@ import socket
 import statistics
 import string
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -315,7 +316,7 @@ def describe() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "load_average_before": round(os.getloadavg()[0], 2),
         "kernel": machine.release(),
-        "python": machine.python_version(),
+        "python": f"{machine.python_version()} ({os.path.realpath(sys.executable)})",  # a build's flags count
         "nginx": _first_line(nginx, "-v").removeprefix("nginx version: ") if nginx else "absent",
         "redis": _first_line("redis-server", "-v"),
         **packages,
