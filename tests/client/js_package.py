@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ def install(folder: Path) -> None:
     (packed,) = json.loads(run(need("npm"), "pack", "--json", "--pack-destination", str(folder), cwd=PACKAGE))
     modules = folder / "node_modules"
     modules.mkdir()
-    with tarfile.open(folder / packed["filename"]) as tar:
-        tar.extractall(modules, filter="data")
+    run("tar", "-xzf", packed["filename"], "-C", "node_modules", cwd=folder)
     (modules / "package").rename(modules / MANIFEST["name"])
     (modules / "ws").symlink_to(NODE_MODULES / "ws")
