@@ -57,9 +57,12 @@ class EngineRequest(msgspec.Struct, frozen=True):
     def choices(self) -> int:
         """Number of choices of the answer, ``n`` for each prompt. Choice ``i`` of prompt ``p`` has index ``p * n + i``.
 
-        Raises msgspec.MsgspecError for a body that no gateway lets pass.
+        A wrong ``n``, which the engine refuses, counts as 1: a body must not end the agent that reads it.
         """
-        n = msgspec.json.decode(self.body, type=_PromptBody).n
+        try:
+            n = msgspec.json.decode(self.body, type=_PromptBody).n
+        except msgspec.ValidationError:
+            n = 1
         return self.prompts * max(n or 1, 1)
 
 

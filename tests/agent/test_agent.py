@@ -122,6 +122,7 @@ class Bench:
         max_tokens: int = 100_000,
         prompt: list[int] | None = None,
         min_tokens: object = None,
+        n: object = None,
         deadline_s: float = 0.0,
         prefix: bytes = b"",
         gateway: GatewayId | None = None,
@@ -131,7 +132,7 @@ class Bench:
     ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
-        body = msgspec.json.encode({**asked, "max_tokens": max_tokens, "min_tokens": min_tokens})
+        body = msgspec.json.encode({**asked, "max_tokens": max_tokens, "min_tokens": min_tokens, "n": n})
         deadline_unix_ms = int((time.time() + deadline_s) * 1000) if deadline_s else 0
         request = EngineRequest(
             stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
@@ -278,6 +279,15 @@ async def test_a_request_that_the_engine_chokes_on_ends_alone(redis_url: str) ->
         assert end.error is not None
         assert (end.status, end.error.code, end.error.retriable) == ("failed", EngineFailed.code, False)
         assert (await bench.end(other)).status == "completed"
+        assert (await bench.end(await bench.ask(max_tokens=3))).status == "completed"
+        assert not task.done()
+
+
+@pytest.mark.parametrize("n", ["x", 1.5, True, [2]])
+async def test_a_wrong_number_of_choices_does_not_end_the_agent(redis_url: str, n: object) -> None:
+    """Gateways of earlier releases let one of Anthropic's dialect pass."""
+    async with running(redis_url) as (bench, task):
+        await bench.end(await bench.ask(max_tokens=3, n=n))
         assert (await bench.end(await bench.ask(max_tokens=3))).status == "completed"
         assert not task.done()
 
