@@ -48,6 +48,7 @@ _ENGINE_TYPES: dict[str, Any] = {
     ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), list[int] | None),
     "bad_words": list[str] | None,
+    "logit_bias": dict[str, float] | None,
     "logprobs": bool | int | None,
     **dict.fromkeys(("chat_template_kwargs", "response_format"), dict[str, msgspec.Raw] | None),
     "tools": list[dict[str, msgspec.Raw]] | None,
@@ -150,7 +151,7 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
     if kind == "completions":
         _use_one_limit(fields)
     request = read_common(fields, kind)
-    n = bounded(fields, "n", 1, CHOICES_MAX) or 1
+    n = request.n
     if kind == "chat":
         messages = field(fields, "messages", list[_Message], required=True)
         if not messages:
@@ -158,7 +159,6 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
     else:
         _check_best_of(fields, n)
         n *= check_prompts(field(fields, "prompt", str | list[str | int | list[int]], required=True), n)
-    _check_sampling(fields)
     options = field(fields, "stream_options", _StreamOptions | None)
     return msgspec.structs.replace(
         request,
@@ -196,6 +196,8 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     """Read the fields common to all kinds. Raises BadRequest."""
     for name in fields.keys() & _ENGINE_TYPES.keys():
         field(fields, name, _ENGINE_TYPES[name])
+    if kind in ("chat", "completions"):
+        _check_sampling(fields)
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
@@ -219,7 +221,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         kind=kind,
         model=model,
         stream=field(fields, "stream", bool | None) or False,
-        n=1,
+        n=bounded(fields, "n", 1, CHOICES_MAX) or 1,
         include_usage=False,
         logprobs=False,
         user=user or None,
@@ -233,6 +235,12 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         deadline_s=deadline_s,
         cache_salt=field(fields, "cache_salt", str | None),
     )
+
+
+def check_one_choice(request: CreateRequest, answer: str) -> None:
+    """Check a request of a dialect whose answers have one choice. Raises Unsupported."""
+    if request.n != 1:
+        raise Unsupported(f"n must be 1: {answer} has one choice", param="n")
 
 
 def _prompt(fields: dict[str, msgspec.Raw], kind: Generated) -> tuple[bytes, ...]:

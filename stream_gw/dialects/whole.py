@@ -30,7 +30,7 @@ def whole_request(request: CreateRequest, input_bytes: int) -> CreateRequest:
         raise Unsupported(
             f"stream must be false: the response to {path_of(request.kind)} is not streamed", param="stream"
         )
-    return msgspec.structs.replace(request, max_tokens=1, input_bytes=input_bytes)
+    return msgspec.structs.replace(request, n=1, max_tokens=1, input_bytes=input_bytes)
 
 
 def count_request(fields: dict[str, Raw]) -> CreateRequest:

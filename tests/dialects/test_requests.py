@@ -243,6 +243,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": 5}, "stop_token_ids", "5"),
     ({"stop_token_ids": ["5"]}, "stop_token_ids", "str"),
     ({"bad_words": [1]}, "bad_words", "int"),
+    ({"logit_bias": [5]}, "logit_bias", "array"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias", "str"),
     ({"chat_template_kwargs": 7}, "chat_template_kwargs", "7"),
     ({"response_format": "json"}, "response_format", "json"),
     ({"tools": [5]}, "tools", "int"),

@@ -12,7 +12,16 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import USER_CHARS_MAX
 from stream_gw.dialects.anthropic.translate import chat_messages, chat_tool_choice, chat_tools
 from stream_gw.dialects.prompt import chat_prompt
-from stream_gw.dialects.requests import STOPS_MAX, CreateRequest, bounded, field, read_common, read_fields, read_repairs
+from stream_gw.dialects.requests import (
+    STOPS_MAX,
+    CreateRequest,
+    bounded,
+    check_one_choice,
+    field,
+    read_common,
+    read_fields,
+    read_repairs,
+)
 from stream_gw.dialects.whole import count_request
 
 DIALECT = "anthropic.messages"
@@ -60,10 +69,6 @@ def parse_messages(body: bytes) -> CreateRequest:
     limit = bounded(fields, "max_tokens", 1, _TOKENS_MAX)
     if limit is None:
         raise BadRequest("max_tokens is missing", param="max_tokens")
-    for name, high in (("temperature", 2.0), ("top_p", 1.0)):
-        value = field(fields, name, float | None)
-        if value is not None and not 0 <= value <= high:
-            raise BadRequest(f"{name} must be 0 to {high:g}, got {value:g}", param=name)
     made = _chat(fields) | {"max_tokens": Raw(_encode(limit))}
     stops = field(fields, "stop_sequences", list[str] | None)
     if stops:
@@ -73,6 +78,7 @@ def parse_messages(body: bytes) -> CreateRequest:
             )
         made["stop"] = Raw(_encode(stops))
     request = read_common(made, "chat")
+    check_one_choice(request, "a message")
     return msgspec.structs.replace(
         request,
         max_tokens=limit,

@@ -10,7 +10,15 @@ from msgspec import Raw
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import CHAT_BEFORE_BYTES_MAX, USER_CHARS_MAX
 from stream_gw.dialects.prompt import chat_prompt
-from stream_gw.dialects.requests import STOPS_MAX, CreateRequest, bounded, field, read_common, read_fields
+from stream_gw.dialects.requests import (
+    STOPS_MAX,
+    CreateRequest,
+    bounded,
+    check_one_choice,
+    field,
+    read_common,
+    read_fields,
+)
 from stream_gw.dialects.ui.translate import Json, chat_messages, chat_tool_choice, chat_tools, checked_messages
 
 DIALECT = "vercel.ui"
@@ -70,8 +78,10 @@ def parse_turn(fields: dict[str, Raw]) -> Turn:
     if len(continued) > USER_CHARS_MAX:
         raise BadRequest(f"the id of a message must have at most {USER_CHARS_MAX} characters", param="messages")
     made.setdefault("session_id", Raw(_encode(chat)))
+    common = read_common(made, "chat")
+    check_one_choice(common, "a UI message")
     request = msgspec.structs.replace(
-        read_common(made, "chat"),
+        common,
         stream=True,
         max_tokens=field(made, "max_completion_tokens", int | None) or field(made, "max_tokens", int | None),
         prompt=chat_prompt(made["messages"], made.get("tools")),
@@ -106,8 +116,6 @@ def _settings(fields: dict[str, Raw]) -> dict[str, Raw]:
     """Return the fields of the engine's body that are no messages and no tools, under OpenAI's names."""
     if field(fields, "stream", bool | None) is False:
         raise Unsupported("stream must be true: the answer of a chat is a stream", param="stream")
-    if (bounded(fields, "n", 1, _INTEGER_MAX) or 1) != 1:
-        raise Unsupported("n must be 1: a UI message has one choice", param="n")
     if bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"):
         raise Unsupported("logprobs must be false: a UI message has none", param="logprobs")
     made: dict[str, Raw] = {}

@@ -212,6 +212,11 @@ def test_a_count_of_tokens() -> None:
         ({"tool_choice": {"type": "some"}}, "tool_choice.type must be"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences must have at most 16"),
         ({"temperature": 3}, "temperature must be 0 to 2"),
+        ({"presence_penalty": 3}, "presence_penalty must be -2 to 2"),
+        ({"n": "x"}, "n is not valid"),
+        ({"n": 0}, "n must be 1 to 16"),
+        ({"stop": 5}, "stop is not valid"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias is not valid"),
         ({"thinking": {"type": "maybe"}}, "thinking is not valid"),
     ],
 )
@@ -252,6 +257,7 @@ def test_what_is_refused_names_its_place(wrong: dict[str, Any], words: str) -> N
         },
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"thread": {"id": "t"}},
+        {"n": 2},
     ],
 )
 def test_what_cannot_be_expressed_is_said(wrong: dict[str, Any]) -> None:

@@ -307,6 +307,8 @@ def test_names_of_a_chat_and_unknown_fields() -> None:
         ({"metadata": {str(number): "" for number in range(17)}}, BadRequest),
         ({"max_output_tokens": 0}, BadRequest),
         ({"temperature": 3}, BadRequest),
+        ({"stop": 5}, BadRequest),
+        ({"logit_bias": {"5": "x"}}, BadRequest),
         ({"top_logprobs": 21}, BadRequest),
         ({"conversation": {"name": "x"}}, BadRequest),
         ({"n": 2}, Unsupported),
