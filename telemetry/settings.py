@@ -8,7 +8,17 @@ from stream_fabric.process.settings import EventSettings
 from telemetry.store.connection import Address
 
 
-class TelemetrySettings(EventSettings):
+class DeadLetterSettings(EventSettings):
+    """Where the dead letters are, for the verbs that read them."""
+
+    telemetry_dlq_topic: str = Field(
+        "stream-gw.events.dlq",
+        pattern=r"^[a-zA-Z0-9._-]{1,200}$",
+        description="Topic of dead letters, for events by Kafka",
+    )
+
+
+class TelemetrySettings(DeadLetterSettings):
     clickhouse: str = Field(
         "",
         description="Where events go: http(s)://user:password@host:port/database, or chdb:///folder for the engine "
@@ -25,11 +35,6 @@ class TelemetrySettings(EventSettings):
         "stream-gw-telemetry",
         pattern=r"^[a-zA-Z0-9._-]{1,200}$",
         description="Consumer group for events by Kafka. Its offsets record what was inserted; do not change it",
-    )
-    telemetry_dlq_topic: str = Field(
-        "stream-gw.events.dlq",
-        pattern=r"^[a-zA-Z0-9._-]{1,200}$",
-        description="Topic of dead letters, for events by Kafka",
     )
     telemetry_block_rows: int = Field(20_000, ge=1, le=60_000, description="Maximum records in one insert")
     telemetry_block_mb: int = Field(

@@ -9,8 +9,8 @@ _MOMENT = "an age such as 15m, 2h, 3d, or a time such as 2026-11-20T10:00:00Z"
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(json=False)
     common = _common_parser()
+    _add_common_flags(parser)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def add_verb(name: str, text: str) -> argparse.ArgumentParser:

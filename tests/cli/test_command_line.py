@@ -45,6 +45,29 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert run(capsys, "--version") == (0, f"stream-gw {version('stream-gw')}\n", "")
 
 
+NOWHERE = "redis://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["telemetry", "--redis-url", NOWHERE, "dlq", "list"],
+        ["telemetry", "dlq", "--redis-url", NOWHERE, "list"],
+        ["telemetry", "dlq", "list", "--redis-url", NOWHERE],
+        ["telemetry", "dlq", "list", "--json", "--redis-url", NOWHERE],
+        ["traces", "--telemetry-url", "http://127.0.0.1:1", "list"],
+        ["traces", "list", "--telemetry-url", "http://127.0.0.1:1"],
+        ["usage", "--telemetry-url", "http://127.0.0.1:1", "show"],
+        ["pools", "--redis-url", NOWHERE, "hold", "p"],
+        ["pools", "hold", "p", "--redis-url", NOWHERE],
+    ],
+    ids=" ".join,
+)
+def test_a_flag_stands_before_or_after_the_verb(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    code, out, err = run(capsys, *flags)
+    assert (code, out) == (1, "") and "127.0.0.1:1" in err and "refused" in err, err
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from stream_gw.cli.flags import add_setting_flags, print_ready, read_settings
-from telemetry.settings import TelemetrySettings
+from telemetry.settings import DeadLetterSettings, TelemetrySettings
 from telemetry.store.errors import StoreUnavailable
 
 _LIST_MAX = 100
@@ -16,16 +16,18 @@ _REPLAY_MAX = 1_000_000
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_setting_flags(parser, TelemetrySettings)
     parser.set_defaults(dlq=None)
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    add_setting_flags(common, DeadLetterSettings)
     what = parser.add_subparsers(dest="what", metavar="{dlq}", title="without a verb: consume events")
-    verbs = what.add_parser("dlq", help="dead letters: records that could not be decoded").add_subparsers(
-        dest="dlq", required=True, metavar="{list,replay}"
+    letters = what.add_parser("dlq", help="dead letters: records that could not be decoded", parents=[common])
+    verbs = letters.add_subparsers(dest="dlq", required=True, metavar="{list,replay}")
+    listing = verbs.add_parser("list", help="list dead letters that were not replayed, oldest first", parents=[common])
+    replay = verbs.add_parser(
+        "replay", help="append dead letters to the log again, once their cause is repaired", parents=[common]
     )
-    listing = verbs.add_parser("list", help="list dead letters that were not replayed, oldest first")
-    replay = verbs.add_parser("replay", help="append dead letters to the log again, once their cause is repaired")
     replay.add_argument("id", nargs="*", help="id as list prints it (default: all)")
     for verb, default in ((listing, _LIST_MAX), (replay, _REPLAY_MAX)):
         verb.add_argument("--count", type=int, default=default, help=f"maximum number of records (default {default})")
-        verb.add_argument("--json", action="store_true", help="print JSON", default=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
