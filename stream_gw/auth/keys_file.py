@@ -46,7 +46,8 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    id: str
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+    """Never empty: in a query of usage or traces an empty tenant stands for all tenants."""
     key: list[_Key] = []
     price: dict[str, Price] = {}
     plan: str | None = None

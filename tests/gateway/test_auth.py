@@ -86,6 +86,7 @@ def test_a_keys_file(tmp_path: Path) -> None:
         ("", ["tenant"]),
         ('[[tenant]]\nname = "acme"', ["name", "tenant"]),
         ("[[tenant]]\nid = 5", ["tenant[0].id", "str"]),
+        ('[[tenant]]\nid = ""', ["tenant[0].id", "length >= 1"]),
         ('[[tenant]]\nid = "a"\n[[tenant.key]]\nscopes = []', ["sha256", "tenant[0].key[0]"]),
         ('[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "abc"', ["'a'", "sha256", "64 hex digits"]),
         (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"z" * 64}"', ["'a'", "sha256", "64 hex digits"]),

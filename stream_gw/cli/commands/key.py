@@ -10,7 +10,13 @@ from stream_gw.auth import key_digest, new_key
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tenant", required=True, help="id of the tenant that owns the key")
+    parser.add_argument("--tenant", required=True, type=_tenant, help="id of the tenant that owns the key")
+
+
+def _tenant(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; write for example acme")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
