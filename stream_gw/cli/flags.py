@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import CliSettingsSource
 
+from stream_fabric.arguments import whole
+from stream_fabric.errors import BadRequest
 from stream_fabric.process.logs import configure
 from stream_fabric.process.settings import FabricSettings
 from stream_gw.cli.variables import ENV, warn_of_unknown_variables
@@ -68,13 +72,15 @@ def read_settings(model: type[S], args: argparse.Namespace) -> S:
 def load_settings(model: type[S], args: argparse.Namespace) -> S:
     """Read the role's settings (flags before variables before defaults), and configure logs.
 
-    Raises ValueError that names each wrong setting and what is allowed.
+    Raises ValueError that names each wrong setting and what is allowed; UsageError, if a flag gave one of them.
     """
     given = {name: value for name in model.model_fields if (value := getattr(args, name, None)) is not None}
     try:
         settings = model(**given)
     except ValidationError as error:
-        raise ValueError("; ".join(map(_setting_error_text, error.errors()))) from None
+        wrong = error.errors()
+        flagged = any(not item["loc"] or item["loc"][0] in given for item in wrong) and bool(given)
+        raise (UsageError if flagged else ValueError)("; ".join(map(_setting_error_text, wrong))) from None
     configure(settings.log_format, settings.log_level)
     return settings
 
@@ -84,8 +90,18 @@ def _setting_error_text(item: Any) -> str:
     if not item["loc"]:  # about several settings together: its input is all of them, passwords included
         return str(item["ctx"]["error"])
     name = str(item["loc"][0])
+    message = str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
     value = "" if any(word in name for word in _SECRET_WORDS) else f", got {item['input']!r}"
-    return f"--{name.replace('_', '-')} ({ENV}{name.upper()}): {item['msg']}{value}"
+    return f"--{name.replace('_', '-')} ({ENV}{name.upper()}): {message}{value}"
+
+
+@contextmanager
+def wrong_arguments() -> Iterator[None]:
+    """Turn the errors of a request that the arguments describe into UsageError."""
+    try:
+        yield
+    except BadRequest as error:
+        raise UsageError(error.message) from error
 
 
 def print_ready(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
@@ -95,11 +111,8 @@ def print_ready(args: argparse.Namespace, facts: dict[str, Any], text: str) -> N
 
 # --- argument types ------------------------------------------------------------------------------------------------
 
-
-def count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"must be 1 to 64, got {text!r}")
-    return int(text)
+count = whole(1, 64)
+port = whole(0, 65535)
 
 
 def seconds(text: str) -> float:
@@ -110,9 +123,3 @@ def seconds(text: str) -> float:
     if not 0 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"must be 0 to 3600 seconds, got {text!r}")
     return value
-
-
-def port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
-    return int(text)

@@ -68,7 +68,7 @@ async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
 
 def _flags_given(args: argparse.Namespace, *names: str) -> dict[str, str]:
     """Return the values of the named flags, without those that are not set."""
-    return {name: value for name in names if (value := getattr(args, name, None))}
+    return {name: str(value) for name in names if (value := getattr(args, name, None))}
 
 
 def _parse_parameters(parameters: list[str]) -> dict[str, str]:

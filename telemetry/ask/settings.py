@@ -15,6 +15,13 @@ class AskSettings(FabricSettings):
         "", description="URL of ClickHouse, to query it directly instead of telemetry_url", repr=False
     )
 
+    @field_validator("telemetry_url")
+    @classmethod
+    def _is_telemetry_url(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("a URL of stream-gw telemetry is http://host:port, for example http://127.0.0.1:9464")
+        return value
+
     @field_validator("clickhouse")
     @classmethod
     def _is_clickhouse_url(cls, value: str) -> str:

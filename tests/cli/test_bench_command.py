@@ -285,12 +285,9 @@ async def test_a_named_model_needs_no_list_of_models(tmp_path: Path) -> None:
             await measured(tmp_path, url, *flags)
 
 
-@pytest.mark.parametrize(
-    ("url", "told"), [("http://127.0.0.1:1", "is the server running"), ("here", "write for example http://")]
-)
-def test_a_server_that_is_not_there_is_told(url: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", url, "--duration", "1"]) == 1
-    assert told in capsys.readouterr().err
+def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "http://127.0.0.1:1", "--duration", "1"]) == 1
+    assert "is the server running" in capsys.readouterr().err
 
 
 async def test_an_error_in_the_first_answer_is_told_before_the_run(tmp_path: Path) -> None:

@@ -71,6 +71,42 @@ def test_a_flag_stands_before_or_after_the_verb(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["key", "--tenant", ""], "--tenant: must not be empty"),
+        (["traces", "list", "--since", "then"], "--since: 'then' is no time; write 15m,"),
+        (["traces", "slow", "--until", "then"], "--until: 'then' is no time; write 15m,"),
+        (["traces", "list", "--since", "1h", "--until", "2h"], "the time window ends before it begins"),
+        (["traces", "pool", "p", "--top", "0"], "--top: must be 1 to 1000, got '0'"),
+        (["traces", "diff", "then", "now"], "'then' is no part of a cohort"),
+        (["traces", "list", "--telemetry-url", "host:1"], "--telemetry-url (STREAM_GW_TELEMETRY_URL): a URL of"),
+        (["usage", "--since", "then"], "--since: 'then' is no time; write 15m,"),
+        (["usage", "show", "--from", "then"], "--from: 'then' is no time; write 15m,"),
+        (["usage", "show", "--kept-days", "0"], "--kept-days: must be 1 to 36500, got '0'"),
+        (["usage", "reconcile", "--until", "then"], "--until: 'then' is no time; write 15m,"),
+        (["usage", "rebuild", "--since", "then"], "--since: 'then' is no time; write 15m,"),
+        (["audit", "--since", "then"], "--since: 'then' is no time; write 15m,"),
+        (["audit", "--limit", "0"], "--limit: must be 1 to 10000, got '0'"),
+        (["plans", "add", "p", "--share", "0"], "--share: must be 1 to 10000, got '0'"),
+        (["plans", "add", "p", "--retention-s", "9999999"], "--retention-s: must be 0 to 604800 or default, got"),
+        (["plans", "add", "p q"], "a name has 1 to 64 letters"),
+        (["telemetry", "dlq", "list", "--count", "-1"], "--count: must be 1 to 1000000, got '-1'"),
+        (["pools", "--redis-url", "http://h"], "--redis-url (STREAM_GW_REDIS_URL): a Redis URL starts with one of"),
+        (["audit", "--database-url", "h"], "--database-url (STREAM_GW_DATABASE_URL): must begin with postgresql://"),
+        (["bench", "localhost"], "URL: must be a URL such as http://localhost:8080, got 'localhost'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_value_of_a_flag_is_named_with_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], says: str
+) -> None:
+    monkeypatch.setenv("STREAM_GW_TELEMETRY_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("STREAM_GW_DATABASE_URL", f"sqlite:///{tmp_path}/tenants.db")
+    code, out, err = run(capsys, *flags)
+    assert (code, out) == (2, "") and says in err, err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
         (["--versoin"], "stream-gw: unknown flag --versoin; did you mean --version?\n"),
         (["--frobnicate", "up"], "stream-gw: unknown flag --frobnicate; there are --help, --version\n"),
         (["up", "--gatway", "2"], "stream-gw up: unknown flag --gatway; did you mean --gateways?\n"),
@@ -134,7 +170,7 @@ def test_a_process_warns_once_of_a_variable_that_nothing_reads(
     logged = json.loads(first)
     assert (logged["level"], logged["event"]) == ("warning", "unknown environment variable ignored")
     assert (logged["variable"], logged["nearest_known"]) == (variable, nearest)
-    assert code == 1 and variable not in "".join(rest), "also where a setting is wrong, and once"
+    assert code == 2 and variable not in "".join(rest), "also where a setting is wrong, and once"
 
 
 def test_an_environment_that_all_commands_share_gives_no_warning() -> None:
@@ -154,7 +190,7 @@ def test_a_gateway_refuses_an_otlp_endpoint_that_no_span_could_reach(
     capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     code, _, err = run(capsys, "gateway", "--otlp-endpoint", url, "--redis-url", "redis://127.0.0.1:1")
-    assert code == 1
+    assert code == 2
     assert err.startswith("stream-gw gateway: --otlp-endpoint (STREAM_GW_OTLP_ENDPOINT): "), err
 
 
@@ -169,8 +205,8 @@ def test_traces_say_in_words_that_telemetry_is_down(capsys: pytest.CaptureFixtur
 def test_an_empty_id_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     """As of a shell's variable that is not set."""
     code, _, err = run(capsys, "traces", verb, "", "--telemetry-url", "http://127.0.0.1:1", "--telemetry-token", "t")
-    assert code == 1
-    assert err == "stream-gw traces: the id is empty; give the id of a stream, request, trace or completion\n"
+    assert code == 2
+    assert err.startswith("stream-gw traces: the id is empty; give the id of a stream, request, trace or completion\n")
 
 
 @pytest.mark.parametrize("module", ["stream_gw.cli.main", "stream_gw.cli.parser", "pydantic", "aiohttp", "hiredis"])

@@ -180,7 +180,7 @@ def test_a_wrong_setting_is_told_once_with_the_roles_it_stops() -> None:
 def test_a_token_secret_that_stops_a_gateway_is_told(variable: str, value: str) -> None:
     done = run_cli("doctor", **{variable: value})
     assert done.returncode == 1
-    assert f"({variable}): Value error, each secret must have at least 16 bytes\n" in done.stdout
+    assert f"({variable}): each secret must have at least 16 bytes\n" in done.stdout
 
 
 @pytest.mark.parametrize("sim", ["itl=20", "itl_ms=quick"])

@@ -7,6 +7,7 @@ import asyncio
 import math
 import os
 import re
+from urllib.parse import urlsplit
 
 from stream_gw.cli.flags import UsageError
 
@@ -20,6 +21,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "urls",
         nargs="+",
+        type=_url,
         metavar="URL",
         help="base URL, with or without /v1; with several, requests take turns and a cut stream resumes at the next",
     )
@@ -99,6 +101,13 @@ def run(args: argparse.Namespace) -> int:
     from stream_gw.cli.bench.command import bench  # slow to import, and --help does without it
 
     return asyncio.run(bench(args))
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"must be a URL such as http://localhost:8080, got {text!r}")
+    return text
 
 
 def _duration(text: str) -> float:

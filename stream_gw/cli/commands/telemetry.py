@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from stream_fabric.arguments import whole
 from stream_gw.cli.flags import add_setting_flags, print_ready, read_settings
 from telemetry.settings import DeadLetterSettings, TelemetrySettings
 from telemetry.store.errors import StoreUnavailable
@@ -27,7 +28,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     replay.add_argument("id", nargs="*", help="id as list prints it (default: all)")
     for verb, default in ((listing, _LIST_MAX), (replay, _REPLAY_MAX)):
-        verb.add_argument("--count", type=int, default=default, help=f"maximum number of records (default {default})")
+        verb.add_argument(
+            "--count",
+            type=whole(1, _REPLAY_MAX),
+            default=default,
+            help=f"maximum number of records (default {default})",
+        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 
-from stream_gw.cli.flags import read_settings
+from stream_gw.cli.flags import read_settings, wrong_arguments
 from telemetry.ask import flags
 from telemetry.ask.settings import AskSettings
 
@@ -18,6 +18,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from telemetry.ask import command
 
-    with contextlib.suppress(KeyboardInterrupt):  # ``tail`` ends so
+    with contextlib.suppress(KeyboardInterrupt), wrong_arguments():  # ``tail`` ends so
         return asyncio.run(command.run(read_settings(AskSettings, args), args, print))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from stream_gw.cli.flags import read_settings
+from stream_gw.cli.flags import read_settings, wrong_arguments
 from telemetry.ask import flags
 from telemetry.ask.settings import AskSettings
 
@@ -17,4 +17,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from telemetry.ask import command
 
-    return asyncio.run(command.run(read_settings(AskSettings, args), args, print))
+    with wrong_arguments():
+        return asyncio.run(command.run(read_settings(AskSettings, args), args, print))

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stream_fabric.arguments import whole
 from stream_fabric.process.host import HostClock
 from stream_gw.cli.tenancy.session import add_database_flags, moment_text, run_verb, show
 from stream_gw.tenancy.models import AuditEvent, AuditFilter
+from telemetry.ask.flags import moment
 from telemetry.ask.times import moment_us
 
 if TYPE_CHECKING:
@@ -22,12 +24,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_database_flags(parser)
     parser.add_argument(
         "--since",
+        type=moment,
         default="30d",
         help="start: an age such as 2h or 3d, or a time such as 2026-11-20T10:00:00Z (default 30d)",
     )
     parser.add_argument("--subject", help="only changes of this subject, such as tenant:acme, key:ID, plan:NAME")
     parser.add_argument("--who", help="only changes by this key id or cli:USER")
-    parser.add_argument("--limit", type=_limit, default=100, help="maximum events, 1 to 10000 (default 100)")
+    parser.add_argument("--limit", type=whole(1, 10_000), default=100, help="maximum events, 1 to 10000 (default 100)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,9 +58,3 @@ def _value(fields: dict[str, Any], name: str) -> str:
         return "none"
     text = msgspec.json.encode(fields[name]).decode()
     return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"must be 1 to 10000, got {text!r}")
-    return int(text)

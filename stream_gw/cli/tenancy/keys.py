@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from stream_fabric.accounts.records import NO_LIMITS
+from stream_fabric.arguments import whole
 from stream_gw.cli.tenancy.session import (
     Verb,
     actor,
     add_database_flags,
     add_limit_flags,
+    checked,
     limits_text,
     merged_limits,
     moment_text,
@@ -23,7 +25,7 @@ from stream_gw.cli.tenancy.session import (
     show,
     table,
 )
-from stream_gw.tenancy.models import GRACE_S_MAX, TENANT_SCOPES, Key, KeyChange, KeyCreate, KeyRotate, NewKey, checked
+from stream_gw.tenancy.models import GRACE_S_MAX, TENANT_SCOPES, Key, KeyChange, KeyCreate, KeyRotate, NewKey
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
@@ -80,7 +82,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     rotate.add_argument("key", help="id of the old key")
     rotate.add_argument(
         "--grace-s",
-        type=_grace,
+        type=whole(0, GRACE_S_MAX, "seconds"),
         default=_DAY_S,
         metavar="SECONDS",
         help=f"seconds that the old key stays valid, 0 to {GRACE_S_MAX} (default {_DAY_S}); 0: it ends at once",
@@ -201,12 +203,6 @@ def _days(text: str) -> float:
     if not 0 < value <= 7300:
         raise argparse.ArgumentTypeError(f"must be more than 0 and at most 7300 days, got {text!r}")
     return value
-
-
-def _grace(text: str) -> int:
-    if not text.isdecimal() or int(text) > GRACE_S_MAX:
-        raise argparse.ArgumentTypeError(f"must be 0 to {GRACE_S_MAX} seconds, got {text!r}")
-    return int(text)
 
 
 _VERBS: dict[str, Verb] = {"add": _add, "set": _set, "list": _list, "revoke": _revoke, "rotate": _rotate}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
 
 from stream_fabric.accounts.records import Budget, Budgets, Moderation
+from stream_fabric.arguments import whole
 from stream_fabric.limits import (
     CONTENT_BYTES_MAX,
     REPAIRS_MAX,
@@ -35,7 +37,7 @@ def add_term_flags(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--share",
-        type=int,
+        type=whole(1, 10_000),
         metavar="N",
         help="weight of each tenant when tenants compete for a pool (default 100)",
     )
@@ -54,7 +56,7 @@ def add_term_flags(verb: argparse.ArgumentParser) -> None:
     _add_privacy_flags(verb)
     verb.add_argument(
         "--repairs",
-        type=int,
+        type=whole(0, REPAIRS_MAX),
         metavar="N",
         help=f"highest repair of a request, up to {REPAIRS_MAX}: replies that are made again because they do not fit "
         "their JSON schema (default 1); 0: none",
@@ -70,27 +72,27 @@ def _add_privacy_flags(verb: argparse.ArgumentParser) -> None:
     """Add the flags of what is kept, removed and checked."""
     verb.add_argument(
         "--retention-s",
-        type=_number_or_default,
+        type=_whole_or_default(RETENTION_S_MAX),
         metavar="SECONDS",
         help=f"seconds that Redis keeps an ended stream, up to {RETENTION_S_MAX}; 0: until it was read, 60 s at most; "
         f"{_DEFAULT}: the platform's setting",
     )
     verb.add_argument(
         "--trace-retention-days",
-        type=_number_or_default,
+        type=_whole_or_default(TRACE_RETENTION_DAYS_MAX),
         metavar="DAYS",
         help=f"days that ClickHouse keeps traces, up to {TRACE_RETENTION_DAYS_MAX}; {_DEFAULT}: the platform's setting",
     )
     verb.add_argument(
         "--response-days",
-        type=_number_or_default,
+        type=_whole_or_default(RESPONSE_DAYS_MAX),
         metavar="DAYS",
         help=f"days that the database keeps responses and conversations, up to {RESPONSE_DAYS_MAX}; 0: none; "
         f"{_DEFAULT}: the platform's setting",
     )
     verb.add_argument(
         "--trace-content-bytes",
-        type=int,
+        type=whole(0, CONTENT_BYTES_MAX, "bytes"),
         metavar="BYTES",
         help=f"bytes of each prompt and completion that traces store, up to {CONTENT_BYTES_MAX}; 0: none",
     )
@@ -166,10 +168,9 @@ def _fallback(text: str) -> tuple[str, tuple[str, ...]]:
     return model, tuple(part.strip() for part in rest.split(",") if part.strip())
 
 
-def _number_or_default(text: str) -> int | str:
-    if text != _DEFAULT and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a number or {_DEFAULT}, got {text!r}")
-    return text if text == _DEFAULT else int(text)
+def _whole_or_default(high: int) -> Callable[[str], int | str]:
+    number = whole(0, high, f"or {_DEFAULT}")
+    return lambda text: text if text == _DEFAULT else number(text)
 
 
 def _budget_text(budget: Budget) -> str:

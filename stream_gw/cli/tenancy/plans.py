@@ -12,6 +12,7 @@ from stream_gw.cli.tenancy.session import (
     actor,
     add_database_flags,
     add_limit_flags,
+    checked,
     limits_text,
     merged_limits,
     model_limits,
@@ -20,7 +21,7 @@ from stream_gw.cli.tenancy.session import (
     show,
     table,
 )
-from stream_gw.tenancy.models import Plan, PlanChange, checked
+from stream_gw.tenancy.models import Plan, PlanChange
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy

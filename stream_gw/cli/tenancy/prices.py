@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stream_fabric.accounts.records import Price
-from stream_gw.cli.tenancy.session import Verb, actor, add_database_flags, run_verb, show, table
-from stream_gw.tenancy.models import TenantChange, checked
+from stream_gw.cli.tenancy.session import Verb, actor, add_database_flags, checked, run_verb, show, table
+from stream_gw.tenancy.models import TenantChange
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -20,10 +20,10 @@ from stream_fabric.errors import FabricError
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
-from stream_gw.cli.flags import read_settings
+from stream_gw.cli.flags import read_settings, wrong_arguments
 from stream_gw.cli.variables import ENV
 from stream_gw.settings import DatabaseSettings
-from stream_gw.tenancy import open_tenancy
+from stream_gw.tenancy import models, open_tenancy
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
@@ -34,6 +34,7 @@ NO_LIMIT = -1
 """Value of a limit's flag that removes the limit."""
 _WHO_CHARS_MAX = 200
 
+T = TypeVar("T", bound=msgspec.Struct)
 Verb = Callable[["Tenancy", argparse.Namespace], Awaitable[None]]
 
 
@@ -100,6 +101,12 @@ def actor() -> str:
     except (KeyError, OSError):  # a container's user may have no name
         user = str(os.getuid())
     return f"cli:{user}"[:_WHO_CHARS_MAX]
+
+
+def checked(asked: T) -> T:
+    """Apply the constraints of the fields to what the flags gave. Raises UsageError."""
+    with wrong_arguments():
+        return models.checked(asked)
 
 
 def show(args: argparse.Namespace, value: object, text: str) -> None:

@@ -14,13 +14,14 @@ from stream_gw.cli.tenancy.session import (
     Verb,
     actor,
     add_database_flags,
+    checked,
     limits_text,
     moment_text,
     run_verb,
     show,
     table,
 )
-from stream_gw.tenancy.models import DEFAULT_PLAN, Key, Tenant, TenantChange, TenantCreate, checked
+from stream_gw.tenancy.models import DEFAULT_PLAN, Key, Tenant, TenantChange, TenantCreate
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy

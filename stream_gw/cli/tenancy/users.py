@@ -13,6 +13,7 @@ from stream_gw.cli.tenancy.session import (
     actor,
     add_database_flags,
     add_limit_flags,
+    checked,
     limits_text,
     merged_limits,
     moment_text,
@@ -20,7 +21,7 @@ from stream_gw.cli.tenancy.session import (
     show,
     table,
 )
-from stream_gw.tenancy.models import TenantUser, UserChange, UserCreate, checked
+from stream_gw.tenancy.models import TenantUser, UserChange, UserCreate
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
