@@ -22,7 +22,7 @@ from stream_fabric.ports import Engine
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.stream.frames import Close, Note, decode
+from stream_fabric.stream.frames import Close, Note, Usage, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
 log = logging.getLogger(__name__)
@@ -128,12 +128,34 @@ class Handover:
     async def _let_go(self, stream: RunningStream, step: str, place: Callable[[], Awaitable[None]]) -> None:
         """Place the stream with ``place``, and take it off our list."""
         done = await self._retry(step, stream.name, place)
+        if done:
+            await self._read_cancel(stream)
         self._released.discard(stream)
         if done and self._streams.is_running(stream):
             stream.producer.stopped = True
             # ``place`` has taken it off our list, and the pool may have given it back since: a report that it ended,
             # sent again after a lost reply, would take that placement from the pool, and the request with it
             self._streams.remove(stream, keep=False, listed=False)
+
+    async def _read_cancel(self, stream: RunningStream) -> None:
+        """Learn whether the stream was cancelled before it left this replica, which then has to bill it.
+
+        The doorbell of such a cancel may be late, or lost.
+        """
+        if not self._streams.is_running(stream):
+            return
+        producer = stream.producer
+        try:
+            (head,) = await self._log.heads(stream.partition, [stream.name], None)
+            if head is None or head.cancelled_at < 0 or str(head.epoch) != producer.epoch:
+                return
+            if producer.last == producer.base:  # it has produced nothing: earlier producers' usage is the bill
+                _, used = await self._log.settled(stream.name) or ("", Usage())
+                producer.receive_prior_usage(used)
+        except FabricError as error:
+            log.warning("cancel of a stream that left not read: stream=%s error=%s", stream.name, error)
+            return
+        producer.receive_cancel(head.cancelled_at, steered=head.status == "incomplete")
 
     async def end_unread(
         self, name: StreamId, error: StreamGwError, epoch: Epoch | None = None, work: Work | None = None
@@ -150,6 +172,7 @@ class Handover:
         if not stream.closed:
             stream.closed = True
             await self.end_unread(stream.name, error, stream.work.parsed_epoch(), stream.work)
+            await self._read_cancel(stream)
             stream.producer.stopped = True
             self._streams.remove(stream, keep=False)
 

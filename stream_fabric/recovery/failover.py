@@ -32,6 +32,8 @@ from stream_fabric.stream.frames import ErrorInfo, Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 
 _NONCE_BYTES = 4
+_UNBILLED_MAX = 10_000
+"""Fences without a bill that are remembered; another process may have repeated them."""
 
 
 class FailoverReporter:
@@ -44,12 +46,13 @@ class FailoverReporter:
         self._streams = streams
 
     async def report_attempt(
-        self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool
+        self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool, own: bool = False
     ) -> None:
         """Emit the ``AttemptTrace`` of an attempt that no replica reports.
 
         ``billed``: the stream ended with this attempt; otherwise another replica continues it. ``error``: its reason,
-        unless the stream has ended in another way.
+        unless the stream has ended in another way. ``own``: the event has the id that the replica's own would have,
+        because the replica may have sent it just before its death.
         """
         stream = work.request.stream
         status, used = await self._streams.settled(stream) or ("failed", Usage())
@@ -57,7 +60,7 @@ class FailoverReporter:
         epoch = work.parsed_epoch().n
         self._sink.emit(
             AttemptTrace(
-                id=f"{stream}:end" if billed else f"{stream}:{work.epoch}:lost",
+                id=f"{stream}:{work.epoch if own else 'end'}" if billed else f"{stream}:{work.epoch}:lost",
                 at_us=self._clock.now_us(),
                 stream=stream,
                 tenant=work.tenant,
@@ -73,7 +76,7 @@ class FailoverReporter:
                 cached_tokens=used.cached,
                 output_tokens=used.output,
                 reasoning_tokens=used.reasoning,
-                error_code=error.code if ended in ("failed", "lost") else "",
+                error_code=error.code if ended in ("failed", "lost") and not own else "",
                 billed=billed,
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
                 key=work.key,
@@ -107,6 +110,8 @@ class Failover:
         self._clock = clock
         self._random = random
         self._reporter = reporter
+        self._unbilled: dict[StreamId, str] = {}
+        """Nonces of fences whose reply was lost, or whose bill could not be read."""
 
     async def rescue(
         self,
@@ -149,17 +154,18 @@ class Failover:
         tried = tuple(dict.fromkeys((*work.tried, replica)))
         others = await self._candidates(pool, replica, tried, work)
         if work.attempt >= ATTEMPTS_MAX or not (others or comes_back or work.home):
-            await self.end(pool, replica, stream, error, await self._current_epoch(stream, work), work)
+            await self.end(pool, replica, stream, error, await self._current_epoch(stream, work), work, dead=dead)
             return
         taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
         if taken is None:  # the stream has ended, or another producer has it
+            await self._bill_ended(pool, replica, work, error, dead=dead)
             await self._pools.remove_in_flight(pool, replica, [stream])
             return
         again = msgspec.structs.replace(
             work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
         )
         if not await self._requeue(pool, again, others, replica):
-            await self.fence(pool, replica, work, error, taken.epoch)
+            await self.end(pool, replica, stream, error, taken.epoch, work, dead=dead)
             return
         if dead:
             await self._report(pool, replica, work, error, billed=False)
@@ -173,12 +179,14 @@ class Failover:
         """
         stream = work.request.stream
         if await self._pools.holder(pool, stream) in (replica, None):
+            error = _not_taken_back(pool, work)
             taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
             if taken is not None:
                 again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base)
-                if await self._requeue(pool, again, [Candidate(replica, work.prompt_tokens)], replica):
-                    return
-                await self.fence(pool, replica, work, _not_taken_back(pool, work), taken.epoch)
+                if not await self._requeue(pool, again, [Candidate(replica, work.prompt_tokens)], replica):
+                    await self.end(pool, replica, stream, error, taken.epoch, work)
+                return
+            await self._bill_ended(pool, replica, work, error, dead=False)
         await self._pools.remove_in_flight(pool, replica, [stream])
 
     async def _requeue(self, pool: str, work: Work, candidates: Sequence[Candidate], instead: ReplicaId) -> bool:
@@ -258,17 +266,40 @@ class Failover:
         error: StreamGwError,
         epoch: Epoch | None = None,
         work: Work | None = None,
+        *,
+        dead: bool = False,
     ) -> None:
         """End the stream with ``error`` and take it off the replica's list of streams in flight.
 
         ``epoch``: the replica's epoch, if known. ``work``: the request, if known; its attempt is then reported.
+        ``dead``: as in ``rescue``.
 
         Raises FabricError; the call can then be repeated.
         """
-        ended = await self._fence(stream, replica, error, epoch)
-        if ended and work is not None:
+        fenced = await self._fence(stream, replica, error, epoch)
+        if work is not None and fenced:
             await self._report(pool, replica, work, error, billed=True)
+        elif work is not None:
+            await self._bill_ended(pool, replica, work, error, dead=dead)
         await self._pools.remove_in_flight(pool, replica, [stream])
+
+    async def _bill_ended(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, dead: bool) -> None:
+        """Report the bill of a stream that has ended, if nobody else reports it.
+
+        A dead replica's stream is taken off its list after its bill. So whoever ended one that is still on the list
+        has not come so far. A living replica bills what ended in its own epoch, such as a cancelled stream.
+        """
+        stream = work.request.stream
+        (head,) = await self._streams.heads(partition_of(stream, self._streams.partitions), [stream], None)
+        if head is None or head.status == "live":
+            return
+        if dead:
+            due = await self._pools.holder(pool, stream) == replica
+        else:  # its list does not tell: it lists what it runs
+            due = head.epoch.nonce == self._unbilled.get(stream)
+        if due:
+            own = head.epoch.n == work.parsed_epoch().n
+            await self._report(pool, replica, work, error, billed=True, own=own)
 
     async def fence(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, epoch: Epoch) -> None:
         """End the stream in its log, with its bill, unless another producer has begun a newer epoch.
@@ -281,12 +312,21 @@ class Failover:
     async def _fence(
         self, stream: StreamId, replica: ReplicaId | None, error: StreamGwError, epoch: Epoch | None
     ) -> bool:
-        nonce = self._random.token_hex(_NONCE_BYTES)
-        return await self._streams.fence(stream, replica, nonce, ErrorInfo.of(error), epoch)
+        """Fence a stream. A call that is repeated after its reply was lost is told that it fenced."""
+        nonce = self._unbilled.setdefault(stream, self._random.token_hex(_NONCE_BYTES))
+        if len(self._unbilled) > _UNBILLED_MAX:
+            del self._unbilled[next(iter(self._unbilled))]
+        fenced = await self._streams.fence(stream, replica, nonce, ErrorInfo.of(error), epoch)
+        if not fenced:
+            self._unbilled.pop(stream, None)
+        return fenced
 
-    async def _report(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
+    async def _report(
+        self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool, own: bool = False
+    ) -> None:
         if self._reporter is not None:
-            await self._reporter.report_attempt(pool, replica, work, error, billed=billed)
+            await self._reporter.report_attempt(pool, replica, work, error, billed=billed, own=own)
+        self._unbilled.pop(work.request.stream, None)
 
 
 def _not_taken_back(pool: str, work: Work) -> PoolFull:

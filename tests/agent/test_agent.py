@@ -7,11 +7,14 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
 
 from inference.agent.agent import Agent
+from inference.agent.continuation import CannotContinue
+from inference.agent.log_check import Doorbell
 from inference.agent.replica import AgentPolicy, LeasePolicy
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
@@ -1028,6 +1031,54 @@ async def test_a_stream_that_ends_in_the_queue_after_it_has_yielded_is_billed_on
         assert (bill.prompt_tokens, bill.output_tokens) == (settled[1].prompt, settled[1].output)
         assert bill.price_micro == bill.prompt_tokens + 2 * bill.output_tokens
         assert not await _bills(bench, stream)
+
+
+@pytest.mark.parametrize("step", ["yield_stream", "rescue"])
+async def test_a_cancel_just_before_its_stream_leaves_the_replica_is_billed(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The doorbell of the cancel is lost, or comes too late."""
+    monkeypatch.setattr(Doorbell, "receive", lambda *_: None)
+    async with running(redis_url) as (bench, _):
+        stream = await bench.ask(tier=BATCH_TIER)
+        await eventually(lambda: _above(bench, stream, 20), "tokens")
+        failover = bench.agent._handover._failover
+        leave = getattr(failover, step)
+
+        async def cancelled_before(*args: Any, **more: Any) -> None:
+            await bench.log.cancel(stream, ACME)
+            await leave(*args, **more)
+
+        monkeypatch.setattr(failover, step, cancelled_before)
+        if step == "rescue":
+            bench.engine.lose(stream)
+        else:
+            await bench.yields(stream)
+        (bill,) = await eventually(lambda: _bills(bench, stream), "its bill")
+        settled = await bench.log.settled(stream)
+        assert settled is not None and settled[1].output > 0
+        assert (bill.ended, bill.output_tokens) == ("cancelled", settled[1].output)
+        await eventually(lambda: _is_nowhere(bench, stream), "the pool to forget it")
+
+
+async def test_a_cancel_of_a_stream_that_cannot_be_continued_is_billed(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(redis_url) as (bench, _):
+        stream = await bench.ask(tier=BATCH_TIER)
+        await bench.yields(stream)
+
+        async def cancelled(_: object) -> list[bytes]:
+            await bench.log.cancel(stream, ACME)
+            raise CannotContinue("its output is lost")
+
+        monkeypatch.setattr(bench.agent._handover, "read_earlier_frames", cancelled)
+        await bench.let_batch_run()
+        (bill,) = await eventually(lambda: _bills(bench, stream), "its bill")
+        settled = await bench.log.settled(stream)
+        assert settled is not None and settled[1].output > 0
+        assert (bill.ended, bill.output_tokens) == ("cancelled", settled[1].output)
+        await eventually(lambda: _is_nowhere(bench, stream), "the pool to forget it")
 
 
 class ImpatientPools(RedisPools):

@@ -15,8 +15,9 @@ from stream_fabric.redis.client import Partitions
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.stream.cursor import BEGINNING, Epoch
-from stream_fabric.stream.frames import End, decode
+from stream_fabric.stream.frames import Delta, End, ErrorInfo, Usage, decode, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
+from stream_fabric.stream.log import Append, AppendCode
 from tests.fabric.test_pools import ACME, Pool, new_stream, pool, replica, work  # noqa: F401  # the fixture
 from tests.support.events import Heard
 
@@ -223,3 +224,89 @@ async def test_a_batch_stream_that_the_queue_does_not_take_back_ends_with_the_re
     assert "gave its slot to requests of higher tiers" in end.error.message and "send the request" in end.error.message
     (bill,) = heard.attempts
     assert (bill.ended, bill.billed, bill.error_code) == ("failed", True, "pool_full")
+
+
+class LostReplies(RedisStreamLog):
+    """A log whose replies to a fence are lost ``lost`` times, and then the callers give up."""
+
+    lost = 1
+
+    async def fence(
+        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+    ) -> bool:
+        fenced = await super().fence(stream, replica, nonce, error, epoch)
+        if self.lost:
+            self.lost -= 1
+            raise FabricUnavailable("the reply is lost")
+        return fenced
+
+
+class Billed(Setting):
+    """A setting whose failover tells bills."""
+
+    def __init__(self, pool: Pool, log: type[RedisStreamLog] = RedisStreamLog) -> None:  # noqa: F811
+        super().__init__(pool)
+        self.log = log(pool.client, Partitions(4), replica("any"))
+        self.heard = Heard()
+
+    def rescuer(self, pools: RedisPools | None = None) -> Failover:
+        """Failover of another process."""
+        reporter = FailoverReporter(self.heard, HostClock(), self.log)
+        return Failover(pools or self.pool.pools, self.log, HostClock(), HostRandom(), reporter)
+
+    async def bills(self, stream: StreamId, lost: ReplicaId) -> list[tuple[str, str, int]]:
+        assert await self.pool.pools.holder(self.pool.name, stream) is None
+        assert not await self.pool.pools.in_flight(self.pool.name, lost)
+        return [(each.id.removeprefix(stream), each.ended, each.output_tokens) for each in self.heard.attempts]
+
+    async def produced(self, lost: ReplicaId) -> StreamId:
+        """Begin a stream that its replica then produces seven tokens of."""
+        stream = await self.begin(lost)
+        log = RedisStreamLog(self.pool.client, Partitions(4), lost)
+        appends = [Append(stream, "1.aa", 1, 1, encode(Delta(0, "Hi", 7)), Usage(3, 0, 0, 7))]
+        (reply,) = await log.append(partition_of(stream, 4), appends)
+        assert reply.code == AppendCode.OK
+        return stream
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_fence_whose_reply_is_lost_is_billed_by_the_next_rescue(pool: Pool, refused: bool, dead: bool) -> None:  # noqa: F811
+    """A living replica repeats its own rescue; for a dead one another process may."""
+    setting, lost = Billed(pool, LostReplies), replica("lost")
+    await pool.renew(lost)
+    stream = await setting.produced(lost)
+    if refused:  # after the takeover
+        await pool.renew(replica("other"))
+    pools = FullPools(pool.client) if refused else pool.pools
+    first = setting.rescuer(pools)
+    with pytest.raises(FabricUnavailable):
+        await first.rescue(pool.name, lost, stream, LOST, dead=dead)
+    assert await setting.log.settled(stream) == ("failed", Usage(3, 0, 0, 7))
+    for _ in range(2):
+        next_ = setting.rescuer(pools) if dead else first
+        await next_.rescue(pool.name, lost, stream, LOST, dead=dead)
+    assert await setting.bills(stream, lost) == [(":end", "failed", 7)]
+
+
+async def test_a_rescue_that_no_replica_takes_is_billed_once(pool: Pool) -> None:  # noqa: F811
+    setting, lost = Billed(pool), replica("lost")
+    await pool.renew(lost)
+    stream = await setting.produced(lost)
+    await pool.renew(replica("other"))
+    for _ in range(2):
+        await setting.rescuer(FullPools(pool.client)).rescue(pool.name, lost, stream, LOST, dead=True)
+    assert await setting.bills(stream, lost) == [(":end", "failed", 7)]
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_a_stream_that_is_cancelled_after_its_replica_died_is_billed(pool: Pool, others: bool) -> None:  # noqa: F811
+    setting, lost = Billed(pool), replica("lost")
+    await pool.renew(lost)
+    stream = await setting.produced(lost)
+    if others:
+        await pool.renew(replica("other"))
+    assert (await setting.log.cancel(stream, ACME)).result == "accepted"
+    for _ in range(2):
+        await setting.rescuer().rescue(pool.name, lost, stream, LOST, dead=True)
+    assert await setting.bills(stream, lost) == [(":1.aa", "cancelled", 7)]
