@@ -49,9 +49,15 @@ class NoMarker:
         pass
 
 
-class _Metadata(msgspec.Struct):
+class _Owner(msgspec.Struct):
+    uid: str
+
+
+class _Metadata(msgspec.Struct, rename={"owners": "ownerReferences"}):
     name: str
     annotations: dict[str, str] = {}
+    owners: list[_Owner] = []
+    """The pod's ReplicaSet."""
 
 
 class _Pod(msgspec.Struct):
@@ -100,14 +106,16 @@ class PodMarker:
             headers = {"authorization": f"Bearer {self._token.read_text().strip()}"}
             async with open_session(total_s=_TIMEOUT_S, headers=headers, tls=self._tls) as session:
                 # Read at each change: a controller whose term ended may have marked a pod after this term's first look
-                found = await self._list_marked(session)
-                for pod in found - pods.keys():
-                    await self._patch_cost(session, pod, None)
-                marked = found & pods.keys()
-                for pod in pods.keys() - marked:
-                    if await self._mark(session, pod):
+                found, owners = await self._list_marked(session)
+                kept = [pod for pod in found - pods.keys() if not await self._set_cost(session, pod, None)]
+                # Their ReplicaSets would end them in place of a target
+                held = {owners.get(pod) for pod in kept}
+                free = {pod for pod in pods if owners.get(pod) not in held}
+                marked = found & free
+                for pod in free - marked:
+                    if await self._set_cost(session, pod, _COST):
                         marked.add(pod)
-                self._marked = set(pods) if marked == pods.keys() else None
+                self._marked = set(pods) if marked == pods.keys() and not kept else None
         except HTTP_ERRORS as error:
             self._marked = None
             log.warning("pod deletion cost not set, retrying: error=%s", error or type(error).__name__)
@@ -116,23 +124,25 @@ class PodMarker:
     def forget(self) -> None:
         self._marked = None
 
-    async def _list_marked(self, session: aiohttp.ClientSession) -> set[str]:
-        """Return the names of marked pods."""
+    async def _list_marked(self, session: aiohttp.ClientSession) -> tuple[set[str], dict[str, str]]:
+        """Return the names of marked pods, and the owner of each pod that has one."""
         marked: set[str] = set()
+        owners: dict[str, str] = {}
         query: dict[str, str] = {"limit": str(_PAGE), "labelSelector": self._selector}
         while True:
             accept = {"accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
             async with session.get(self._url, params=query, headers=accept) as response:
                 page = msgspec.json.decode(await _checked_body(response), type=_Pods)
             marked |= {pod.metadata.name for pod in page.items if pod.metadata.annotations.get(ANNOTATION) == _COST}
+            owners |= {pod.metadata.name: pod.metadata.owners[0].uid for pod in page.items if pod.metadata.owners}
             if not page.metadata.token:
-                return marked
+                return marked, owners
             query["continue"] = page.metadata.token
 
-    async def _mark(self, session: aiohttp.ClientSession, pod: str) -> bool:
-        """Mark a pod. False: the API refuses that, which must not keep the other pods of the fleet from leaving."""
+    async def _set_cost(self, session: aiohttp.ClientSession, pod: str, cost: str | None) -> bool:
+        """Set a pod's cost; None removes it. False: the API refuses that, which must not hold up the other pods."""
         try:
-            await self._patch_cost(session, pod, _COST)
+            await self._patch_cost(session, pod, cost)
         except ValueError as error:
             log.warning("pod deletion cost refused, retrying: pod=%s error=%s", pod, error)
             return False

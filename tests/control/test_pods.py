@@ -22,6 +22,8 @@ class Api:
     def __init__(self, *pods: str) -> None:
         self.costs: dict[str, str | None] = dict.fromkeys(pods)
         self.labels: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
+        """ReplicaSet of each pod that has one."""
         self.refused: set[str] = set()
         """Pods whose patch is refused."""
         self.url = ""
@@ -33,7 +35,13 @@ class Api:
     async def list(self, request: web.Request) -> web.Response:
         selector = request.query["labelSelector"]
         items = [
-            {"metadata": {"name": pod, "annotations": {} if cost is None else {ANNOTATION: cost}}}
+            {
+                "metadata": {
+                    "name": pod,
+                    "annotations": {} if cost is None else {ANNOTATION: cost},
+                    "ownerReferences": [{"uid": self.owners[pod]}] if pod in self.owners else [],
+                }
+            }
             for pod, cost in self.costs.items()
             if selector in ("", self.labels.get(pod))
         ]
@@ -87,6 +95,17 @@ async def test_no_pod_counts_as_marked_while_another_one_keeps_its_mark(api: Api
     api.refused.clear()
     assert await marker.mark_only(replicas("a")) == replicas("a")
     assert api.marked == {"a"}
+
+
+async def test_a_mark_that_cannot_be_removed_holds_its_own_replica_set_alone(api: Api, marker: PodMarker) -> None:
+    api.owners = {"a": "one", "b": "two", "c": "two"}
+    assert await marker.mark_only(replicas("b")) == replicas("b")
+    api.refused.add("b")
+    for _ in range(2):
+        assert await marker.mark_only(replicas("a", "c")) == replicas("a")
+    api.refused.clear()
+    assert await marker.mark_only(replicas("a", "c")) == replicas("a", "c")
+    assert api.marked == {"a", "c"}
 
 
 @pytest.mark.parametrize("refused", ("a", "b", "c"))
