@@ -15,6 +15,7 @@ both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from stream_fabric.events import Prices
@@ -80,7 +81,11 @@ class BudgetUse(NamedTuple):
 
     @property
     def warned(self) -> bool:
-        return bool(self.crossed & 1)
+        return bool(self.crossed & _BIT["warning"])
+
+    @property
+    def exceeded(self) -> bool:
+        return bool(self.crossed & _BIT["exceeded"])
 
 
 class Crossed(NamedTuple):
@@ -255,6 +260,19 @@ class BudgetState:
                 until = claim.expires_ms or now_ms + BUDGET_IDLE_MS
                 self._expires_ms[claim.name] = max(self._expires_ms.get(claim.name, 0), until)
         return tuple(crossed)
+
+
+def known_refusal(spend: Spend, uses: Sequence[BudgetUse]) -> OverBudget | None:
+    """Return the first budget without room for the request, as far as it has been told; None: there is none.
+
+    The first refusal of a budget's period is for ``BudgetState.refusal``, which tells that it was exceeded.
+    """
+    least = min(spend.output, OUTPUT_MIN)
+    for index, (claim, use) in enumerate(zip(spend.claims, uses, strict=True)):
+        fits, unit = _fitting(claim, use, spend.prompt, least, spend.prices)
+        if fits < least and (use.exceeded or not claim.warns):
+            return OverBudget(index, unit)
+    return None
 
 
 def reserved_prompt(estimate: int) -> int:

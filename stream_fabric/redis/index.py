@@ -37,6 +37,10 @@ class RedisIndex(Index):
         owner, _, print_ = held.decode().partition(" ")
         return StreamId(owner), print_
 
+    async def is_claimed(self, tenant: TenantId, key: str) -> bool:
+        tag = "idem:" + _digest(tenant, key)
+        return await self._client.execute(slot_of(tag), "GET", f"sg:{{{tag}}}") is not None
+
     async def release(self, tenant: TenantId, key: str, stream: StreamId) -> None:
         tag = "idem:" + _digest(tenant, key)
         await script("idempotency_release")(self._client, slot_of(tag), [f"sg:{{{tag}}}"], [stream])

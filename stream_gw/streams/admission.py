@@ -19,10 +19,11 @@ from stream_fabric.accounts.account import (
     Subject,
     Use,
 )
-from stream_fabric.accounts.budgets import Claim, Crossed
+from stream_fabric.accounts.budgets import Claim, Crossed, Spend, known_refusal, reserved_prompt
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.accounts.records import Limits
 from stream_fabric.errors import FabricUnavailable, RateLimited
+from stream_fabric.events import Prices
 from stream_fabric.limits import LIMITS_WAIT_S_MAX
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import StreamLog
@@ -118,11 +119,27 @@ class Admission:
             raise over_budget(spend, reply, self._now_us() // 1000, headers)
         return headers, 0 if isinstance(reply, Spent) else reply.granted
 
-    async def check(self, tenant: TenantId, subjects: Sequence[Subject], *, fail_open: bool) -> None:
-        """Check that the limits have room for a request, before work that one over a limit must not cause.
+    async def check(
+        self, tenant: TenantId, terms: Terms, prices: Prices | None, *, prepares: bool, fail_open: bool
+    ) -> None:
+        """Check that limits and budgets have room for a request, before work that one over them must not cause.
 
-        Nothing is reserved: ``admit`` decides. Raises RateLimited and, unless ``fail_open``, FabricUnavailable.
+        Nothing is reserved: ``admit`` or, with ``prepares``, ``prepared`` decides. Raises RateLimited and, unless
+        ``fail_open``, FabricUnavailable.
         """
+        subjects = _prepared(terms.subjects) if prepares else terms.subjects
+        await self._check_limits(tenant, subjects, fail_open=fail_open)
+        if terms.claims and not prepares:
+            spend = Spend(terms.claims, reserved_prompt(0), 1, prices or Prices())
+            found = await self._accounts.budgets(tenant, [claim.name for claim in terms.claims])
+            uses = tuple(found[claim.name] for claim in terms.claims)
+            over = known_refusal(spend, uses)
+            if over is not None:
+                claim, unit = over
+                self._on_limited(terms.claims[claim].kind, "money" if unit == "micro" else unit)
+                raise over_budget(spend, Spent(claim, unit, (), budgets=uses), self._now_us() // 1000, ())
+
+    async def _check_limits(self, tenant: TenantId, subjects: Sequence[Subject], *, fail_open: bool) -> None:
         if not any(each.limits.any for each in subjects):
             return
         try:
@@ -154,10 +171,7 @@ class Admission:
 
         Raises RateLimited. One that fails counts as never sent.
         """
-        subjects = [each for each in subjects if each.limits.requests_per_min is not None]
-        own = [
-            Subject(f"{name}:prepared", Limits(requests_per_min=limits.requests_per_min)) for name, limits in subjects
-        ]
+        own = _prepared(subjects)
         if not own:
             yield
             return
@@ -165,8 +179,8 @@ class Admission:
         try:
             reply = await self._accounts.admit(tenant, stream, own, 0)
             if isinstance(reply, Exceeded):
-                self._on_limited(subjects[reply.subject].name.partition(":")[0], reply.kind)
-                raise _limited(subjects, reply, 0, rate_headers(least_left(own, reply.uses)))
+                self._on_limited(own[reply.subject].name.partition(":")[0], reply.kind)
+                raise _limited(own, reply, 0, rate_headers(least_left(own, reply.uses)))
             yield
             requests = 1
         finally:
@@ -201,6 +215,15 @@ class Admission:
     async def describe_budgets(self, tenant: TenantId, claims: Sequence[Claim]) -> list[dict[str, Any]]:
         """Describe budgets and what is used of them, for ``GET /v1/limits``."""
         return describe_budgets(claims, await self._accounts.budgets(tenant, [claim.name for claim in claims]))
+
+
+def _prepared(subjects: Sequence[Subject]) -> list[Subject]:
+    """Return what requests that make no stream count against."""
+    return [
+        Subject(f"{name}:prepared", Limits(requests_per_min=limits.requests_per_min))
+        for name, limits in subjects
+        if limits.requests_per_min is not None
+    ]
 
 
 def least_left(subjects: Sequence[Subject], uses: Sequence[Use]) -> list[Left]:
@@ -250,7 +273,7 @@ def limited_input(subjects: Sequence[Subject], reply: Exceeded, tokens: int) -> 
 def _limited(subjects: Sequence[Subject], reply: Exceeded, tokens: int, headers: Headers) -> RateLimited:
     """Make the error of a request that a limit refuses."""
     subject, use = subjects[reply.subject], reply.uses[reply.subject]
-    kind, _, which = subject.name.partition(":")
+    kind, _, which = subject.name.removesuffix(":prepared").partition(":")
     limit = dict(_limits(subject.limits))[reply.kind]
     whose = {"tenant": "your tenant", "key": "this API key", "user": "this user"}.get(kind, f"model {which!r}")
     needs = f", and this request needs about {tokens}" if reply.kind == "tokens" else ""

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import (
-    Draining,
     FabricUnavailable,
     StreamCancelled,
     StreamGwError,
@@ -26,7 +25,6 @@ from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, new_stream_id
 from stream_fabric.stream.log import CreateCode
-from stream_gw.auth import check_region, pinned_regions
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
@@ -34,13 +32,15 @@ from stream_gw.privacy.kv_isolation import cache_salt, prefix_scope
 from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
-from stream_gw.streams.budgets.claims import claims_of, session_key
+from stream_gw.streams.budgets.claims import session_key
 from stream_gw.streams.chats.turn import bindings
+from stream_gw.streams.checks.caller import permitted
+from stream_gw.streams.checks.early import terms_of
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
 from stream_gw.streams.ladder import Ladder, ladder_of
-from stream_gw.streams.new_work import make_work, new_id, stream_user
+from stream_gw.streams.new_work import make_work, new_id
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
@@ -145,9 +145,7 @@ class StreamCreation:
         is_new = stream == claimed
         async with self._keys.freeing(call, stream, is_new=is_new):
             call.check_facts(facts)  # before anything else is kept
-        session = trace.session if request.session_id else ""
-        claims = claims_of(records.plan(who.tenant).budgets, user, session, now_ms)
-        terms = Terms(records.subjects(who, user, request.model), claims)
+        terms = terms_of(parts, who, request, user, now_ms)
         work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
         trace.placing = parts.clock.monotonic_us()
@@ -363,34 +361,12 @@ class StreamCreation:
 async def _checked(
     parts: GatewayParts, readiness: Readiness, call: CreateCall
 ) -> tuple[CreateCall, str | None, tuple[str, ...], str]:
-    """Check that the caller may make the request here and now.
+    """Check the request, and that its caller may make it.
 
     Returns the call with the tier that it gets, its user, its regions and its pool.
     """
-    who, trace = call.who, call.trace
-    if readiness.draining:
-        raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
-    who.require("create")
-    ended = parts.authenticator.reason_to_end(who, parts.unix_s())
-    if ended is not None:  # revoked while the body came in
-        raise ended
-    call, records = _lower_tier(parts, call), parts.authenticator.keys
-    request = call.request
-    user = stream_user(who, request.user)
-    parts.authenticator.check_user(who.tenant, user)
-    # The plan of now: a socket's caller was authenticated long ago
-    allowed = records.regions(who)
-    check_region(parts.settings.region, allowed)
-    regions = trace.regions = pinned_regions(allowed)
-    pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models), regions)
+    request, user, regions, pool = await permitted(parts, readiness, call.who, call.request)
+    call.trace.regions = regions
     if context := parts.directory.context(pool, request.model, regions):
         await off_loop(request.prompt_bytes, lambda: check_context(request, context))
-    return call, user, regions, pool
-
-
-def _lower_tier(parts: GatewayParts, call: CreateCall) -> CreateCall:
-    """Lower the request's tier to the highest one of the tenant's plan."""
-    highest = TIERS.index(parts.authenticator.keys.plan(call.who.tenant).tier)
-    if call.request.tier >= highest:
-        return call
-    return replace(call, request=msgspec.structs.replace(call.request, tier=highest))
+    return replace(call, request=request), user, regions, pool

@@ -56,6 +56,10 @@ class CreateCall:
 
     @property
     def scoped_key(self) -> str:
-        """The stored form of the key. A caller limited to one user shares no key with other users."""
-        key = self.key or ""
-        return key if self.who.user is None else f"{self.who.user}\0{key}"
+        """The stored form of the key."""
+        return scoped_key(self.who, self.key or "")
+
+
+def scoped_key(who: Principal, key: str) -> str:
+    """Return the stored form of an idempotency key. A caller limited to one user shares no key with other users."""
+    return key if who.user is None else f"{who.user}\0{key}"

@@ -11,6 +11,7 @@ from stream_gw.routing.regions import served_in
 from stream_gw.streams.admission import Admission
 from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.streams.cancel import StreamCommands
+from stream_gw.streams.checks.early import EarlyChecks
 from stream_gw.streams.create import StreamCreation
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.links.links import StreamLinks
@@ -42,6 +43,7 @@ class Gateway:
             parts.on_crossed,
             parts.clock.now_us,
         )
+        self.checks = EarlyChecks(parts, self.readiness, self.admission)
         self.streams = StreamCreation(parts, self.reads, self.readiness, placements, self.admission)
         self.commands = StreamCommands(parts, self.reads)
         self.inputs = StreamInputs(parts, self.reads, parts.on_input)

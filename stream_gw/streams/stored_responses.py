@@ -9,7 +9,6 @@ import msgspec
 
 from stream_gw.auth import Principal
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.dialects.requests import field
 from stream_gw.dialects.responses.requests import OPENAI, Asked
 from stream_gw.dialects.responses.whole import DIALECTS, response_of
 from stream_gw.responses import (
@@ -66,15 +65,13 @@ class Prepared(NamedTuple):
     """The request as the engine gets it: every compaction is a message."""
 
 
-async def check_limits(gateway: Gateway, who: Principal, asked: Asked) -> None:
-    """Check the tenant's limits before anything stored is read for a request. Raises RateLimited."""
-    if asked.previous_response_id is None and asked.conversation is None and not any(map(refers, asked.items)):
-        return
-    parts = gateway.parts
-    user = field(asked.fields, "user", str | None) if who.user is None else who.user
-    model = field(asked.fields, "model", str, required=True)
-    subjects = parts.authenticator.keys.subjects(who, user or None, model)
-    await gateway.admission.check(who.tenant, subjects, fail_open=parts.settings.limits_fail_open)
+async def check_early(
+    gateway: Gateway, who: Principal, asked: Asked, key: str | None = None, *, prepares: bool = False
+) -> None:
+    """Check a request before anything stored is read or unpacked for it. Raises like the create of its stream."""
+    stored = asked.previous_response_id is not None or asked.conversation is not None
+    if stored or any(refers(item) or item.get("type") == "compaction" for item in asked.items):
+        await gateway.checks.check(who, asked.unread(), key, prepares=prepares)
 
 
 async def with_history(

@@ -122,6 +122,7 @@ def calls(client: RedisClient) -> dict[str, Callable[[], Awaitable[object]]]:
         "inputs": lambda: streams.inputs(STREAM),
         "partitions": lambda: check_partitions(client, PARTITIONS),
         "claim": lambda: index.claim(ACME, "key", STREAM, "print"),
+        "is_claimed": lambda: index.is_claimed(ACME, "key"),
         "release": lambda: index.release(ACME, "key", STREAM),
         "add_live": lambda: index.add_live(ACME, UserId("u"), STREAM, 1),
         "live": lambda: index.live(ACME, UserId("u")),

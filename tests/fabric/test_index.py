@@ -43,7 +43,9 @@ async def test_a_key_that_a_repeat_has_found_outlives_the_stream_that_the_repeat
     first, second = StreamId("resp_1"), StreamId("resp_2")
     with monkeypatch.context() as short:
         short.setattr(index_module, "LIVE_TTL_S", 10)
+        assert not await index.is_claimed(tenant, key)
         assert await index.claim(tenant, key, first, "print") == (first, "print")
+        assert await index.is_claimed(tenant, key)
     assert await index.claim(tenant, key, second, "print") == (first, "print")
     times = [await redis_client.execute(0, "PTTL", key) for key in await redis_client.execute(0, "KEYS", "sg:{idem:*")]
     assert max(times) > 3_590_000 and not any(0 < left <= 10_000 for left in times)

@@ -43,6 +43,7 @@ PLANS = {
     "used": "tenant_month = { tokens = 500 }",
     "shown": "tenant_month = { tokens = 1000, micro = 5000 }\nbudgets.user_day = { tokens = 90 }",
     "embeddings": "tenant_month = { tokens = 60 }",
+    "histories": "tenant_month = { tokens = 100 }",
     "silent": "tenant_month = { tokens = 3000 }",
 }
 PRICED = {"money": 'price."sim-small" = { prompt = 2500000, cached = 1250000, output = 10000000 }'}
@@ -224,6 +225,17 @@ async def test_a_used_month_refuses_until_it_ends(budgeted: Budgeted) -> None:
     assert abs(int(refusal.headers["retry-after"]) - (following - now).total_seconds()) < 30
     assert refusal.headers["x-should-retry"] == "false", "the SDKs would retry at once"
     assert error["retriable"] is True
+
+
+async def test_a_response_over_a_budget_is_refused_before_what_it_builds_on_is_read(budgeted: Budgeted) -> None:
+    gate = budgeted.gate("histories")
+    asked = {"model": "sim-small", "input": "Go on", "previous_response_id": "resp_" + "0" * 32}
+    assert (await gate.ask("POST", "/v1/responses", asked)).status == 404, "below the budget"
+    assert (await gate.ask("POST", "/v1/chat/completions", chat(600, stream=False))).status == 200
+    await refused(gate)
+    reply = await gate.ask("POST", "/v1/responses", asked)
+    assert (reply.status, reply.json["error"]["code"]) == (429, "budget_exceeded")
+    assert "tenant_month budget of 100 tokens" in reply.json["error"]["message"]
 
 
 async def test_a_session_and_a_request_are_refused_for_good(budgeted: Budgeted) -> None:

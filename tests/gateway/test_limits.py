@@ -36,6 +36,8 @@ PLANS = {
     "inputs": "tenant = { requests_per_min = 2 }",
     "histories": "tenant = { requests_per_min = 1 }",
     "histories-streams": "tenant = { streams = 1 }",
+    "prepared": "tenant = { requests_per_min = 1 }",
+    "repeats": "tenant = { requests_per_min = 2 }",
     "successors": "tenant = { requests_per_min = 1 }",
     "both": "tenant = { requests_per_min = 50, tokens_per_min = 5000 }",
 }
@@ -310,7 +312,37 @@ async def test_a_request_over_a_limit_is_refused_before_what_it_builds_on_is_rea
     async with opened(gate) as ws:
         refused = await ws.turn(previous_response_id=asked["previous_response_id"])
         assert code_of(refused) == (429, "rate_limit_exceeded")
+    for path in ("/v1/responses/input_tokens", "/v1/responses/compact", "/v1/open/responses/compact"):
+        assert (await gate.ask("POST", path, asked)).status == 429, path
+    unknown = await gate.ask("POST", "/v1/responses", asked, {"Idempotency-Key": "never used"})
+    assert unknown.status == 429, "only a known key attaches to a stream"
     await gate.ask("POST", f"/v1/streams/{stream}/cancel")
+
+
+async def test_a_repeat_by_key_attaches_over_the_limit(limited: Limited) -> None:
+    gate, key = limited.gate("repeats"), {"Idempotency-Key": "repeated"}
+    asked: dict[str, object] = {"model": MODEL, "input": "Go on", "max_output_tokens": 5, "store": False}
+    asked["previous_response_id"] = (await gate.ask("POST", "/v1/responses", asked | {"store": True})).json["id"]
+    first = await gate.ask("POST", "/v1/responses", asked, key)
+    assert first.status == 200, first
+    assert (await gate.ask("POST", "/v1/responses", asked)).status == 429
+    again = await gate.ask("POST", "/v1/responses", asked, key)
+    assert (again.status, again.json["id"]) == (200, first.json["id"])
+
+
+async def test_requests_that_generate_nothing_are_refused_before_what_they_build_on_is_read(limited: Limited) -> None:
+    async with opened(limited.gate("prepared")) as ws:
+        assert code_of(await ws.turn(generate=False, previous_response_id="resp_" + "0" * 32))[0] == 404
+        assert (await ws.turn(generate=False))["status"] == "completed"
+        refused = await ws.turn(generate=False, previous_response_id="resp_" + "0" * 32)
+        assert code_of(refused) == (429, "rate_limit_exceeded")
+
+
+async def test_a_model_that_is_not_there_is_told_before_what_a_request_builds_on_is_read(limited: Limited) -> None:
+    gate, asked = limited.gate("shown"), {"model": "other", "input": "x", "previous_response_id": "resp_" + "0" * 32}
+    for path in ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"):
+        reply = await gate.ask("POST", path, asked)
+        assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found"), path
 
 
 async def test_each_request_of_a_responses_socket_counts(limited: Limited) -> None:

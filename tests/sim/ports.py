@@ -329,6 +329,10 @@ class IndexDoor:
         owner, _, print_ = held.partition(" ")
         return StreamId(owner), print_
 
+    async def is_claimed(self, tenant: TenantId, key: str) -> bool:
+        shard = self._link.w.fabric.of_pools()
+        return await self._link.call("read_key", shard, lambda: key in shard.keys)
+
     async def release(self, tenant: TenantId, key: str, stream: StreamId) -> None:
         shard = self._link.w.fabric.of_pools()
 

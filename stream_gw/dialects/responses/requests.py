@@ -39,6 +39,8 @@ _REFUSED = {
 """Fields that this API does not have, but the engine's has, and those that need what is not here; with what to do."""
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that engines do not know, by the one next to them."""
+_CALLERS = ("model", "user", "session_id", "service_tier")
+"""Fields that say for whom a request is made, and where it waits."""
 _WANTS_LOGPROBS = "message.output_text.logprobs"
 _encode = msgspec.json.encode
 
@@ -88,6 +90,15 @@ class Asked(msgspec.Struct, frozen=True):
             dialect=dialect,
             settings=Raw(_encode(settings)),
         )
+
+    def unread(self) -> CreateRequest:
+        """Return the request without prompt and settings, for checks before its conversation is read.
+
+        Raises BadRequest.
+        """
+        made = {name: raw for name, raw in self.fields.items() if name in _CALLERS}
+        _add_callers(self, made, {})
+        return read_common(made, "chat")
 
     def count(self, history: list[Json]) -> CreateRequest:
         """Return the request that counts the tokens of the prompt. Raises like ``request``."""

@@ -23,7 +23,7 @@ from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
-from stream_gw.streams.stored_responses import Prepared, StoredRequest, check_limits, with_history
+from stream_gw.streams.stored_responses import Prepared, StoredRequest, check_early, with_history
 from stream_gw.transport.responses.recent import Recent
 from stream_gw.transport.responses.socket import ResponsesSocket
 from stream_gw.transport.responses.steering import SocketSteering, with_waiting
@@ -93,8 +93,7 @@ class TurnAnswers:
         self, who: Principal, turn: Turn, event: CreateEvent, count: Callable[[int], None]
     ) -> tuple[OpenedStream | None, Recent | None]:
         """Create the stream, or answer the request that generates nothing. Returns also what to remember."""
-        if event.generate and event.key is None:  # else it may attach to a stream, which no limit refuses
-            await check_limits(self._gateway, who, event.asked)
+        await check_early(self._gateway, who, event.asked, event.key, prepares=not event.generate)
         prepared, lineage = await self._history(who, event.asked, count)
         asides = Asides(self._gateway, who, self._socket.name, turn.outlet_of)
         request = await fitted(self._gateway, who, prepared, self._dialect, asides)

@@ -27,7 +27,7 @@ from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import frames_off_loop, off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta
-from stream_gw.streams.stored_responses import StoredRequest, check_limits, delete_stored, read_stored, with_history
+from stream_gw.streams.stored_responses import StoredRequest, check_early, delete_stored, read_stored, with_history
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 from stream_gw.transport.endpoint import Handler
@@ -78,8 +78,7 @@ class ResponseRoutes:
     ) -> tuple[CreateRequest, StoredRequest | None]:
         """Return the request with what it builds on, and what stores it; None: it is not stored."""
         store = self._gateway.parts.responses
-        if request.header(b"idempotency-key") is None:  # else it may attach to a stream, which no limit refuses
-            await check_limits(self._gateway, who, asked)
+        await check_early(self._gateway, who, asked, request.header(b"idempotency-key"))
         prepared = await with_history(store, who, asked, count)
         asides = Asides(self._gateway, who, request.id, lambda opened: _outlet(request, opened))
         parsed = await fitted(self._gateway, who, prepared, dialect, asides)
@@ -92,6 +91,7 @@ class ResponseRoutes:
         who = self._streams.authenticate(request)
         body = await request.body(who.tenant)
         asked = await off_loop(len(body), lambda: read_asked(body))
+        await check_early(self._gateway, who, asked, request.header(b"idempotency-key"))
         with self._gateway.bodies.adding(who.tenant) as count:
             prepared = await with_history(self._gateway.parts.responses, who, asked, count)
             history, size = prepared.history, len(body) + prepared.history.size

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+from msgspec import Raw
 from starlette.types import Send
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.limits import METADATA_BODY_BYTES_MAX
 from stream_fabric.stream.ids import created_ms
 from stream_gw.auth import Principal, Scope, bearer
+from stream_gw.dialects.requests import read_common
 from stream_gw.dialects.responses.translate import check_items
 from stream_gw.responses import Item, NoStore, ResponseStore, compaction_of, stored_items
 from stream_gw.streams.context.asides import Asides
@@ -67,6 +70,7 @@ class StoredRoutes:
         asked = await off_loop(len(body), lambda: parse(body, CompactBody))
         if asked.previous_response_id is not None:
             who.require("read")  # the summary tells what is stored
+        await self._gateway.checks.check(who, read_common({"model": Raw(msgspec.json.encode(asked.model))}, "chat"))
         with self._gateway.bodies.adding(who.tenant) as count:  # as long as the items are here
             history = await store.history(who.tenant, asked.previous_response_id, None, user=who.user, count=count)
             own = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input or []

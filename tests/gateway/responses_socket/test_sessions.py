@@ -220,8 +220,8 @@ async def test_errors_have_the_shape_of_the_profile(one: Gate, tenants: Tenants)
         ({"type": "response.create", "stream_id": "x" * 256, "model": "m"}, "x" * 256, 400, "invalid_request"),
         ({"type": "response.create", "background": True, "model": "m", "input": "x"}, None, 400, "unsupported"),
         ({"type": "response.create", "model": "no-such", "input": "x"}, None, 404, "model_not_found"),
-        ({"type": "response.create", "model": "m", "input": "x", "previous_response_id": NEVER, "stream_id": "a"}, "a",
-         404, "previous_response_not_found"),
+        ({"type": "response.create", "model": "sim-small", "input": "x", "previous_response_id": NEVER,
+          "stream_id": "a"}, "a", 404, "previous_response_not_found"),
     ):  # fmt: skip
         for path in (PATH, OPEN):
             async with opened(one, path) as ws:

@@ -1,0 +1,1 @@
+"""Checks of a request for a stream that need nothing of its prompt."""
