@@ -108,6 +108,8 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """Id of the client's message that the answer continues; empty: the answer begins a message."""
     settings: msgspec.Raw | None = None
     """Settings that the dialect repeats in its answers."""
+    asked: msgspec.Raw | None = None
+    """JSON that a repeat by idempotency key sends again, where the body may differ by then; None: the body."""
     compaction: str = ""
     """Sealed content of the compaction that the answer begins with; empty: it begins with none."""
 

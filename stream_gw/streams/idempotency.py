@@ -34,9 +34,10 @@ class IdempotencyKeys:
     async def claim(self, call: CreateCall, stream: StreamId) -> StreamId:
         """Bind the key to the stream, unless it is bound. Returns the stream that the key is bound to."""
         key, request = call.scoped_key, call.request
+        asked = request.body if request.asked is None else request.asked
         if not 0 < len(call.key or "") <= IDEMPOTENCY_KEY_CHARS_MAX:
             raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
-        digest = await off_loop(len(bytes(request.body)), lambda: fingerprint(request.body))
+        digest = await off_loop(len(bytes(asked)), lambda: fingerprint(asked))
         if self._parts.authenticator.keys.plan(call.who.tenant).retention_s == 0:
             # The binding outlives the stream: without the caller's key it must not tell which body it was
             digest = hashlib.sha256(f"{key}\0{digest}".encode()).hexdigest()[: len(digest)]

@@ -165,6 +165,24 @@ async def test_the_sdk_keeps_a_conversation(setup: Setup, process: Process) -> N
             await client.conversations.retrieve(made.id)
 
 
+async def test_a_repeat_by_key_attaches_though_its_conversation_has_grown(setup: Setup, process: Process) -> None:
+    gate, key = setup.gate(process), {"Idempotency-Key": "in a conversation"}
+    made = await gate.ask("POST", "/v1/conversations", {})
+    asked = {"model": "sim-small", "input": "Hello", "conversation": made.json["id"], "max_output_tokens": 5}
+    first = await gate.ask("POST", "/v1/responses", asked, key)
+    assert first.status == 200, first
+
+    async def grown() -> bool:
+        items = await gate.ask("GET", f"/v1/conversations/{made.json['id']}/items")
+        return len(items.json["data"]) == 2
+
+    await eventually(grown, "the answer in the conversation")
+    again = await gate.ask("POST", "/v1/responses", asked, key)
+    assert (again.status, again.json["id"]) == (200, first.json["id"])
+    other = await gate.ask("POST", "/v1/responses", asked | {"input": "Bye"}, key)
+    assert (other.status, other.json["error"]["code"]) == (422, "idempotency_mismatch")
+
+
 async def test_bounds_and_rights_of_conversations_are_told(setup: Setup, process: Process) -> None:
     gate = setup.gate(process)
     for body in (

@@ -89,7 +89,13 @@ class Asked(msgspec.Struct, frozen=True):
             prompt=chat_prompt(made["messages"], made.get("tools")),
             dialect=dialect,
             settings=Raw(_encode(settings)),
+            asked=None if self.conversation is None else self.sent,  # the first answer makes it longer
         )
+
+    @property
+    def sent(self) -> Raw:
+        """The client's fields."""
+        return Raw(_encode(self.fields))
 
     def unread(self) -> CreateRequest:
         """Return the request without prompt and settings, for checks before its conversation is read.

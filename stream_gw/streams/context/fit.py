@@ -125,7 +125,8 @@ async def _compacted(
     shorter = msgspec.structs.replace(asked, items=items)
     made = await off_loop(prompt.size, lambda: shorter.request([], dialect))
     sealed = await off_loop(prompt.size, lambda: store.seals.seal_window(who.tenant, items))
-    return Prompt(msgspec.structs.replace(made, compaction=sealed), shorter, items, prompt.size)
+    # No two summaries of a model are the same
+    return Prompt(msgspec.structs.replace(made, compaction=sealed, asked=asked.sent), shorter, items, prompt.size)
 
 
 async def _tokens(counts: Counts, request: CreateRequest, whole: Cuttable, count: int) -> int:
@@ -178,4 +179,4 @@ class Fitting:
         kept = whole.kept(count)
         asked, left_out = msgspec.structs.replace(self._prompt.asked, items=kept), len(whole.items) - len(kept)
         made = await off_loop(self._prompt.size, lambda: asked.request([], self._dialect, left_out=left_out))
-        return msgspec.structs.replace(made, compaction=request.compaction)
+        return msgspec.structs.replace(made, compaction=request.compaction, asked=request.asked)
