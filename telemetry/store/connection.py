@@ -121,6 +121,8 @@ def connect(address: Address, settings: Mapping[str, Any], answer_s: float | Non
         try:
             return clickhouse_connect.get_client(
                 dsn=address.url,
+                # The driver reads TLS from the ports 443 and 8443, not from the scheme
+                interface=urlsplit(address.url).scheme,
                 # A session would allow one query at a time
                 autogenerate_session_id=False,
                 settings={**_SERVER_SETTINGS, **settings},
