@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from stream_fabric.system_errors import reason
 from telemetry.store.errors import StoreRefused, StoreUnavailable
@@ -66,11 +68,15 @@ READ_SETTINGS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Address:
-    """A ClickHouse URL, checked."""
+    """A ClickHouse URL, checked. With https ``?ca=<path>`` trusts that CA in place of the system's, and
+    ``?cert=<path>&key=<path>`` sends a client certificate.
+    """
 
     url: str
     embedded: bool
     database: str
+    tls: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the driver for the certificates that the URL names."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -86,7 +92,14 @@ class Address:
         database = named or "default"
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", database):
             raise ValueError("the path of a ClickHouse URL is a database name: letters, digits and _")
-        return cls(url, embedded, database)
+        return cls(url, embedded, database, _tls_arguments(parts))
+
+    @property
+    def driver_url(self) -> str:
+        """URL as the driver takes it: without the names of certificates."""
+        parts = urlsplit(self.url)
+        rest = [(name, value) for name, value in parse_qsl(parts.query) if name not in _TLS_FILES]
+        return urlunsplit(parts._replace(query=urlencode(rest))) if self.tls else self.url
 
     @property
     def shown(self) -> str:
@@ -100,6 +113,26 @@ class Address:
         parts = urlsplit(self.url)
         path, query = (parts.path, "") if self.embedded else ("", parts.query)
         return Address.parse(urlunsplit((parts.scheme, parts.netloc, path, query, "")))
+
+
+_TLS_FILES = {"ca": "ca_cert", "cert": "client_cert", "key": "client_cert_key"}
+"""Argument of the driver by the URL's parameter."""
+
+
+def _tls_arguments(parts: SplitResult) -> dict[str, str]:
+    """Return the driver's arguments for the certificates that a URL names. Raises ValueError."""
+    files = {name: path for name, path in parse_qsl(parts.query, keep_blank_values=True) if name in _TLS_FILES}
+    if files and parts.scheme != "https":
+        raise ValueError(f"{', '.join(files)} of a ClickHouse URL need https://")
+    for name, path in files.items():
+        if not os.path.isfile(path):
+            raise ValueError(f"{name} of a ClickHouse URL must be the path of a PEM file; there is none at {path!r}")
+    if ("cert" in files) != ("key" in files):
+        raise ValueError("cert and key of a ClickHouse URL must be given together")
+    arguments = {_TLS_FILES[name]: path for name, path in files.items()}
+    if "cert" in files and parts.password:
+        arguments["tls_mode"] = "strict"  # without it the driver logs in by the certificate and drops the password
+    return arguments
 
 
 def connect(address: Address, settings: Mapping[str, Any], answer_s: float | None = None) -> Client:
@@ -120,7 +153,8 @@ def connect(address: Address, settings: Mapping[str, Any], answer_s: float | Non
     if not address.embedded:
         try:
             return clickhouse_connect.get_client(
-                dsn=address.url,
+                dsn=address.driver_url,
+                **address.tls,
                 # The driver reads TLS from the ports 443 and 8443, not from the scheme
                 interface=urlsplit(address.url).scheme,
                 # A session would allow one query at a time
@@ -211,8 +245,24 @@ def _connection_error(error: BaseException) -> str:
     """Return the system's reason for which a connection failed, in words; empty: the driver has another reason."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__
+        wrapped = next((each for each in cause.args if isinstance(each, BaseException)), None)  # urllib3's SSLError
+        cause = cause.__cause__ or cause.__context__ or wrapped
+    if isinstance(cause, ssl.SSLError):
+        return _tls_error(cause)
     return "" if cause is None else reason(cause)
+
+
+def _tls_error(error: ssl.SSLError) -> str:
+    """Say why TLS failed, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        found = error.verify_message.strip(". ")
+        return f"its certificate is not trusted ({found}); ?ca=<path> in the URL names the PEM file of its authority"
+    if "ALERT" in str(error.reason):
+        return f"it rejects our certificate ({error.reason}); ?cert=<path>&key=<path> in the URL sends another"
+    return (
+        f"TLS failed ({error.reason or error.strerror}); perhaps this is not its port for https, or it requires "
+        "a client certificate (?cert=<path>&key=<path> in the URL)"
+    )
 
 
 def _message(error: BaseException) -> str:

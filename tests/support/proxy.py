@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -118,10 +119,15 @@ class Proxy:
 
     @classmethod
     @asynccontextmanager
-    async def before(cls, port: int, host: str = "127.0.0.1", listen: int = 0) -> AsyncIterator[Proxy]:
-        """A proxy in front of a server, on a port of its own, or one that clients have been told."""
+    async def before(
+        cls, port: int, host: str = "127.0.0.1", listen: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[Proxy]:
+        """A proxy in front of a server, on a port of its own, or one that clients have been told.
+
+        ``tls``: clients speak TLS with the proxy.
+        """
         proxy = cls(host, port)
-        server = await asyncio.start_server(proxy._accept, "127.0.0.1", listen)
+        server = await asyncio.start_server(proxy._accept, "127.0.0.1", listen, ssl=tls)
         proxy.port = server.sockets[0].getsockname()[1]
         try:
             yield proxy
