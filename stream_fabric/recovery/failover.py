@@ -51,8 +51,8 @@ class FailoverReporter:
         """Emit the ``AttemptTrace`` of an attempt that no replica reports.
 
         ``billed``: the stream ended with this attempt; otherwise another replica continues it. ``error``: its reason,
-        unless the stream has ended in another way. ``own``: the event has the id that the replica's own would have,
-        because the replica may have sent it just before its death.
+        unless the stream has ended in another way. ``own``: the event has the id that a replica's own would have,
+        because that replica may report it too.
         """
         stream = work.request.stream
         status, used = await self._streams.settled(stream) or ("failed", Usage())

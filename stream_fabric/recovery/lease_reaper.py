@@ -182,13 +182,14 @@ class LeaseReaper:
         begun = {stream: work for stream, work in works.items() if work is not None and work.base}
         await self._pools.remove_queued(pool, [stream for stream in streams if stream not in begun])
         for stream, work in begun.items():
-            if await self._pools.remove_queued(pool, [stream]):  # else a replica has just taken it, and bills it
-                await self._bill(pool, work)
+            if await self._pools.holder(pool, stream) == "queue":  # else a replica has just taken it, and bills it
+                await self._bill(pool, work, own=True)  # the same bill, if one takes it now
+                await self._pools.remove_queued(pool, [stream])
 
-    async def _bill(self, pool: str, work: Work | None) -> None:
+    async def _bill(self, pool: str, work: Work | None, *, own: bool = False) -> None:
         """Report the bill of a stream that has ended in the queue, if a replica had begun it."""
         if self._reporter is not None and work is not None and work.base:
-            await self._reporter.report_attempt(pool, _NO_REPLICA, work, WAITED, billed=True)
+            await self._reporter.report_attempt(pool, _NO_REPLICA, work, WAITED, billed=True, own=own)
 
     async def _work(self, pool: str, stream: StreamId) -> Work | None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from inference.agent.log_check import Doorbell
 from inference.agent.replica import AgentPolicy, LeasePolicy
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
-from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, ReplicaLost
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricUnavailable, ReplicaLost
 from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
 from stream_fabric.pool.lease_changes import decode_summary
@@ -1014,21 +1014,27 @@ async def test_a_cancel_of_a_stream_that_has_yielded_is_exact(redis_url: str) ->
         assert (bill.prompt_tokens, bill.output_tokens) == (settled[1].prompt, settled[1].output)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "overdue"])
+@pytest.mark.parametrize("how", ["cancelled", "overdue", "cancelled, and a reply is lost"])
 async def test_a_stream_that_ends_in_the_queue_after_it_has_yielded_is_billed_once(redis_url: str, how: str) -> None:
     async with running(redis_url) as (bench, _):
         stream = await bench.ask(tier=BATCH_TIER)
         await bench.yields(stream)
-        if how == "cancelled":
+        if how != "overdue":
             await bench.log.cancel(stream, ACME)
-        heard, pools = Heard(), RedisPools(bench.client) if how == "cancelled" else ImpatientPools(bench.client)
+        makes = {"cancelled": RedisPools, "overdue": ImpatientPools}
+        heard, pools = Heard(), makes.get(how, LossyPools)(bench.client)
         reporter = FailoverReporter(heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log)
-        await LeaseReaper(pools, bench.log, HostClock(), HostRandom(), reporter)._sweep_queue(bench.pool)
+        reaper = LeaseReaper(pools, bench.log, HostClock(), HostRandom(), reporter)
+        if isinstance(pools, LossyPools):
+            with pytest.raises(FabricUnavailable):
+                await reaper._sweep_queue(bench.pool)
+        else:
+            await reaper._sweep_queue(bench.pool)
         assert await bench.pools.holder(bench.pool, stream) is None
         settled = await bench.log.settled(stream)
         assert settled is not None and settled[1].output > 0
         (bill,) = heard.attempts
-        status = "cancelled" if how == "cancelled" else "failed"
+        status = "failed" if how == "overdue" else "cancelled"
         assert (bill.ended, settled[0], bill.billed, bill.replica) == (status, status, True, "")
         assert (bill.prompt_tokens, bill.output_tokens) == (settled[1].prompt, settled[1].output)
         assert bill.price_micro == bill.prompt_tokens + 2 * bill.output_tokens
@@ -1081,6 +1087,15 @@ async def test_a_cancel_of_a_stream_that_cannot_be_continued_is_billed(
         assert settled is not None and settled[1].output > 0
         assert (bill.ended, bill.output_tokens) == ("cancelled", settled[1].output)
         await eventually(lambda: _is_nowhere(bench, stream), "the pool to forget it")
+
+
+class LossyPools(RedisPools):
+    """Pools whose replies to the removal of a begun stream from the queue are lost."""
+
+    async def remove_queued(self, pool: str, streams: Sequence[StreamId]) -> int:
+        if await super().remove_queued(pool, streams):
+            raise FabricUnavailable("the reply is lost")
+        return 0
 
 
 class ImpatientPools(RedisPools):
