@@ -166,7 +166,7 @@ def connect(address: Address, settings: Mapping[str, Any], answer_s: float | Non
             )
         except clickhouse_connect.driver.exceptions.OperationalError as error:
             raise StoreUnavailable(
-                f"ClickHouse at {address.shown} does not answer: {_connection_error(error) or _message(error)}"
+                f"ClickHouse at {address.shown} does not answer: {_connection_error(error, address) or _message(error)}"
             ) from error
     try:
         return clickhouse_connect.get_client(dsn=address.url, settings=dict(settings), tz_mode="aware")
@@ -241,7 +241,7 @@ _TEMPORARY = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 279, 319, 425, 9
 """ClickHouse error codes that may pass: time and memory limits, too many queries or parts, network, disk."""
 
 
-def _connection_error(error: BaseException) -> str:
+def _connection_error(error: BaseException, address: Address) -> str:
     """Return the system's reason for which a connection failed, in words; empty: the driver has another reason."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
@@ -249,6 +249,9 @@ def _connection_error(error: BaseException) -> str:
         cause = cause.__cause__ or cause.__context__ or wrapped
     if isinstance(cause, ssl.SSLError):
         return _tls_error(cause)
+    if isinstance(cause, ConnectionResetError | BrokenPipeError) and urlsplit(address.url).scheme == "https":
+        # TLS 1.3: a server rejects our certificate after the handshake, and its alert may be lost with the connection
+        return f"{reason(cause)}; perhaps it requires another client certificate (?cert=<path>&key=<path> in the URL)"
     return "" if cause is None else reason(cause)
 
 
