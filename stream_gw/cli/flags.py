@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -79,10 +80,15 @@ def load_settings(model: type[S], args: argparse.Namespace) -> S:
         settings = model(**given)
     except ValidationError as error:
         wrong = error.errors()
-        flagged = any(not item["loc"] or item["loc"][0] in given for item in wrong) and bool(given)
-        raise (UsageError if flagged else ValueError)("; ".join(map(_setting_error_text, wrong))) from None
+        # A check of several settings names only one of them apart, and the others in its message
+        flagged = any(not item["loc"] or item["loc"][0] in given or _names(item["msg"], given) for item in wrong)
+        raise (UsageError if flagged and given else ValueError)("; ".join(map(_setting_error_text, wrong))) from None
     configure(settings.log_format, settings.log_level)
     return settings
+
+
+def _names(message: str, given: Iterable[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", message) for name in given)
 
 
 def _setting_error_text(item: Any) -> str:
