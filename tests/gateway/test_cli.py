@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -281,6 +282,20 @@ def test_up_says_where_its_pages_are(capsys: pytest.CaptureFixture[str]) -> None
     assert "stream-gw traces why resp_… --telemetry-url http://127.0.0.1:9 --telemetry-token tt\n" in out
     assert "http://127.0.0.1:8080/#key=sk-dev\n" in out
     assert "http://127.0.0.1:8080/ops#key=sk-dev\n" in out
+
+
+def test_a_command_that_up_prints_runs_where_the_path_lacks_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After ``make up`` the command lies in ``.venv/bin``, which no shell looks into."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    script = Path(sys.executable).parent / "stream-gw"
+    for folder in (tmp_path, script.parents[2]):
+        monkeypatch.chdir(folder)
+        up.print_addresses(Platform(UpOptions(), "redis://r", None, gateways=[{"url": "http://127.0.0.1:8080"}]))
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  replicas ")]
+        (command, *_) = shlex.split(line.removeprefix("  replicas "))
+        assert subprocess.run([command, "--version"], capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")

@@ -6,8 +6,11 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from stream_gw.cli.flags import VLLM_EPILOG, UsageError, count, load_settings, port
@@ -183,9 +186,18 @@ def _folder_text(running: Platform) -> str:
     return f"{what} {verb} in {running.state_folder.path} ({running.state_folder.note})"
 
 
+def _own_command() -> str:
+    """Return what a shell calls this command by: its name, or its path where no folder of the ``PATH`` has it."""
+    path = Path(sys.executable).parent / "stream-gw"
+    if shutil.which("stream-gw") or not path.exists():
+        return "stream-gw"
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
 def print_addresses(running: Platform) -> None:
     """Print the pages, the key and the commands that look at this platform, each ready to be pasted."""
-    options = running.options
+    options, command = running.options, _own_command()
     engines = {"sim": "the simulator (no GPU, no real model)", "vllm": f"vLLM with {options.model}"}
     engine = engines.get(options.engine, options.upstream)
     parts = [(options.gateways, "gateway"), (options.replicas, "replica")]
@@ -199,7 +211,7 @@ def print_addresses(running: Platform) -> None:
     lines.append(("", ""))
     if running.telemetry:
         flags = f"--telemetry-url {running.telemetry['url']} --telemetry-token {running.telemetry['token']}"
-        lines += [("traces", f"stream-gw traces list {flags}"), ("why", f"stream-gw traces why resp_… {flags}")]
+        lines += [("traces", f"{command} traces list {flags}"), ("why", f"{command} traces why resp_… {flags}")]
     elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
         lines.append(("traces", "not kept: pip install 'stream-gw[chdb]'"))
     if running.database:
@@ -207,7 +219,7 @@ def print_addresses(running: Platform) -> None:
     elif options.database is not False and not os.environ.get("STREAM_GW_DATABASE_URL"):
         why = "set STREAM_GW_DATABASE_URL or --database" if options.redis_url else "pip install 'stream-gw[tenants]'"
         lines.append(("database", f"none, so no conversations: {why}"))
-    lines.append(("replicas", f"stream-gw replicas --redis-url {running.redis_url}"))
+    lines.append(("replicas", f"{command} replicas --redis-url {running.redis_url}"))
     for name, text in lines:
         print(f"  {name:<8} {text}".rstrip())
     print("\nCtrl-C stops everything.", flush=True)
