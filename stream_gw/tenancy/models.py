@@ -223,6 +223,8 @@ class AuditFilter(msgspec.Struct, frozen=True):
     """Unix time in seconds."""
     subject: str | None = None
     who: str | None = None
+    tenant: str | None = None
+    """Changes of the tenant, its keys and its users."""
 
 
 def checked(asked: _T) -> _T:

@@ -78,6 +78,8 @@ class AuditQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Unix time in seconds."""
     subject: str | None = None
     who: str | None = None
+    tenant: str | None = None
+    """Changes of the tenant, its keys and its users."""
 
 
 class RevokeQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,7 +169,7 @@ class TenancyRoutes:
                 "get": self._lists(
                     AuditQuery,
                     lambda session, page: session.audit.page(
-                        AuditFilter(page.since, page.subject, page.who), page.after, page.limit + 1
+                        AuditFilter(page.since, page.subject, page.who, page.tenant), page.after, page.limit + 1
                     ),
                 )
             },

@@ -30,6 +30,7 @@ from stream_gw.tenancy.models import (
     PlanChange,
     TenantChange,
     TenantCreate,
+    UserCreate,
 )
 from stream_gw.tenancy.tenancy import Tenancy
 from tests.support.memory_tenants import MemoryTenants
@@ -246,6 +247,21 @@ async def test_the_audit_has_who_changed_what(tenancy: Tenancy) -> None:
         assert await session.audit.page(AuditFilter(who="boss"), after=events[0].id) == events[1:2]
         assert await session.audit.page(AuditFilter(subject="tenant:acme")) == [events[1], events[3]]
         assert await session.audit.page(AuditFilter(since=events[0].at + 1)) == []
+
+
+async def test_the_audit_of_a_tenant_has_its_keys_and_users(tenancy: Tenancy) -> None:
+    for tenant in ("acme", "a_me", "acme-2"):  # "_" is a pattern of LIKE
+        await make_tenant(tenancy, tenant)
+        key = await make_key(tenancy, tenant)
+        async with tenancy.change("boss") as session:
+            await session.users.create(UserCreate(tenant, "ann"))
+            await session.keys.revoke(key.id)
+    async with tenancy.read() as session:
+        events = await session.audit.page(AuditFilter(tenant="a_me"))
+        assert [event.action for event in events] == ["key.revoke", "user.create", "key.create", "tenant.create"]
+        assert {event.subject for event in events} >= {"tenant:a_me", "user:a_me:ann"}
+        assert await session.audit.page(AuditFilter(tenant="a_me", who="boss")) == events[:2]
+        assert await session.audit.page(AuditFilter(tenant="nobody")) == []
 
 
 # --- many writers --------------------------------------------------------------------------------------------------

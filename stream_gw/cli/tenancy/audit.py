@@ -29,6 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="start: an age such as 2h or 3d, or a time such as 2026-11-20T10:00:00Z (default 30d)",
     )
     parser.add_argument("--subject", help="only changes of this subject, such as tenant:acme, key:ID, plan:NAME")
+    parser.add_argument("--tenant", help="only changes of this tenant, its keys and its users")
     parser.add_argument("--who", help="only changes by this key id or cli:USER")
     parser.add_argument("--limit", type=whole(1, 10_000), default=100, help="maximum events, 1 to 10000 (default 100)")
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 async def _list(tenancy: Tenancy, args: argparse.Namespace) -> None:
     since = moment_us(args.since, HostClock().now_us()) / 1e6
     async with tenancy.read() as session:
-        found = await session.audit.page(AuditFilter(since, args.subject, args.who), limit=args.limit)
+        found = await session.audit.page(AuditFilter(since, args.subject, args.who, args.tenant), limit=args.limit)
     show(args, found, "\n".join(map(_text, found)) or "no change in this time")
 
 

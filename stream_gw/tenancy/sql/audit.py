@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from stream_gw.tenancy.models import AuditEvent, AuditFilter
 from stream_gw.tenancy.sql import tables
@@ -23,6 +23,11 @@ class Audit:
             query = query.where(_AUDIT.c.subject == asked.subject)
         if asked.who is not None:
             query = query.where(_AUDIT.c.who == asked.who)
+        if asked.tenant is not None:
+            keys = select("key:" + tables.api_keys.c.id).where(tables.api_keys.c.tenant == asked.tenant)
+            own, users = f"tenant:{asked.tenant}", f"user:{asked.tenant}:"
+            subject = _AUDIT.c.subject
+            query = query.where(or_(subject == own, subject.in_(keys), subject.startswith(users, autoescape=True)))
         if after is not None:
             query = query.where(_AUDIT.c.id < after)
         reply = await self._transaction.connection.execute(query.order_by(_AUDIT.c.id.desc()).limit(limit))
