@@ -9,7 +9,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from stream_fabric.ports import Clock, EventSink, NoEvents, Random
+from stream_fabric.events import Event
+from stream_fabric.ports import Clock, EventSink, Random
 from stream_fabric.process.settings import EmitSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
@@ -39,7 +40,7 @@ class OpenSink(EventSink, Protocol):
     ) -> None: ...
 
 
-class _NoSink(NoEvents):
+class _NoSink:
     """Sink for ``STREAM_GW_EVENTS=off``; it discards events."""
 
     bills_at_risk = False
@@ -48,6 +49,8 @@ class _NoSink(NoEvents):
         return self
 
     async def __aexit__(self, *exc: object) -> None: ...
+
+    def emit(self, event: Event) -> None: ...
 
 
 def open_sink(
