@@ -9,8 +9,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from stream_fabric.events import Event
-from stream_fabric.ports import Clock, EventSink, Random
+from stream_fabric.ports import Clock, EventSink, NoEvents, Random
 from stream_fabric.process.settings import EmitSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
@@ -40,7 +39,7 @@ class OpenSink(EventSink, Protocol):
     ) -> None: ...
 
 
-class _NoSink:
+class _NoSink(NoEvents):
     """Sink for ``STREAM_GW_EVENTS=off``; it discards events."""
 
     bills_at_risk = False
@@ -49,8 +48,6 @@ class _NoSink:
         return self
 
     async def __aexit__(self, *exc: object) -> None: ...
-
-    def emit(self, event: Event) -> None: ...
 
 
 def open_sink(

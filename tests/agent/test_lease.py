@@ -19,10 +19,11 @@ from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.pool.records import EngineRequest, LeaseReport, ReplicaInfo, Work
+from stream_fabric.ports import NoEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
-from tests.support.events import Heard, SetClock
+from tests.support.events import SetClock
 
 
 class Pools(RedisPools):
@@ -55,7 +56,7 @@ class Pools(RedisPools):
 
 def lease_of(pools: Pools, running: dict[StreamId, RunningStream], tasks: asyncio.TaskGroup | None = None) -> Lease:
     engine, policy = SimEngine(SimSettings()), LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
-    events = ReplicaEvents(FleetEventReporter(Heard(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3)
+    events = ReplicaEvents(FleetEventReporter(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3)
     status, load = ReplicaStatus(engine, events, standby=False), LoadTracker(engine, running, events)
     return Lease(policy, ReplicaId("r"), pools, running, status, load, events, tasks or asyncio.TaskGroup())
 

@@ -14,11 +14,12 @@ from inference.agent.running import RunningStream
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.pool.replica_load import PrefillSpeed
+from stream_fabric.ports import NoEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from tests.agent.test_lease import stream
-from tests.support.events import Heard, SetClock
+from tests.support.events import SetClock
 from tests.support.virtual import on_virtual_time
 
 PROMPT = 1000
@@ -33,7 +34,7 @@ class Tracked:
     running: dict[StreamId, RunningStream] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        events = ReplicaEvents(FleetEventReporter(Heard(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3)
+        events = ReplicaEvents(FleetEventReporter(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3)
         self.load = LoadTracker(SimEngine(SimSettings(max_num_seqs=self.slots)), self.running, events)
 
     def start(self, name: str, prompt: int = PROMPT) -> RunningStream:

@@ -22,7 +22,7 @@ from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges, RoutingGeneration
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
-from stream_fabric.ports import Pools
+from stream_fabric.ports import NoEvents, Pools
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
@@ -30,7 +30,7 @@ from stream_fabric.stream.ids import ReplicaId
 from stream_gw.routing.pool_reader import PoolReader
 from stream_gw.routing.pool_view import PoolView
 from tests.sim.memory_pools import MemoryPool
-from tests.support.events import Heard, SetClock
+from tests.support.events import SetClock
 
 
 class CountingPools(RedisPools):
@@ -190,7 +190,7 @@ class Cache:
 
     def __init__(self, pools: CountingPools, name: str) -> None:
         engine = SimEngine(SimSettings())
-        events = ReplicaEvents(FleetEventReporter(Heard(), SetClock(), "agent"), name, ReplicaId("r"), 30.0)
+        events = ReplicaEvents(FleetEventReporter(NoEvents(), SetClock(), "agent"), name, ReplicaId("r"), 30.0)
         self.load = LoadTracker(engine, {}, events)
         policy = LeasePolicy(name, "sim", ("m",), True, 30.0, 1.0)
         status = ReplicaStatus(engine, events, standby=False)

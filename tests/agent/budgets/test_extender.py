@@ -14,6 +14,7 @@ from stream_fabric.accounts.account import Admitted
 from stream_fabric.accounts.budgets import Claim, Spend, reserved_prompt
 from stream_fabric.accounts.periods import expires_ms
 from stream_fabric.pool.records import EngineRequest, Work
+from stream_fabric.ports import NoEvents
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock
@@ -23,7 +24,6 @@ from stream_fabric.stream.frames import Open
 from stream_fabric.stream.ids import StreamId, TenantId
 from tests.agent.budgets.test_allowance import frames
 from tests.agent.owner import Owner
-from tests.support.events import Heard
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -53,7 +53,7 @@ async def test_frames_wait_while_redis_is_away_and_none_is_lost(redis_url: str) 
         assert isinstance(admitted, Admitted)
         owner = Asking()
         owner.extender = BudgetExtender(
-            accounts, BudgetEvents(FleetEventReporter(Heard(), HostClock(), "agent")), tasks
+            accounts, BudgetEvents(FleetEventReporter(NoEvents(), HostClock(), "agent")), tasks
         )
         work = Work(
             EngineRequest(name, "chat", "m", msgspec.Raw(b"{}")), "1.aa", tenant, b"", None, grant=admitted.granted
