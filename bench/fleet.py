@@ -31,8 +31,8 @@ from inference.agent.observe.replica_events import ReplicaEvents
 from inference.agent.replica import LeasePolicy, ReplicaStatus
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
+from stream_fabric.events import NoEvents
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
-from stream_fabric.ports import NoEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock
 from stream_fabric.redis.client import RedisClient

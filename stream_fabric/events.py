@@ -388,3 +388,9 @@ def itl_bounds_us(bucket: int) -> tuple[int, int]:
     shift = bucket // 4 - 1
     low = (4 + bucket % 4) << shift
     return low, low + (1 << shift)
+
+
+class NoEvents:
+    """An ``EventSink`` that drops everything."""
+
+    def emit(self, event: Event) -> None: ...

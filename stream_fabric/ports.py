@@ -38,6 +38,9 @@ from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, U
 from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, InputCode, Page, Takeover
 
 
+# --- time and chance ---------------------------------------------------------------------------------------
+
+
 class Clock(Protocol):
     """Time in a process. Every moment that another process compares is taken from ``now_us``."""
 
@@ -255,7 +258,8 @@ class Index(Protocol):
     async def claim(self, tenant: TenantId, key: str, stream: StreamId, fingerprint: str) -> tuple[StreamId, str]:
         """Bind an idempotency key to a stream. Returns the stream and body fingerprint that the key is bound to."""
 
-    async def is_claimed(self, tenant: TenantId, key: str) -> bool: ...
+    async def is_claimed(self, tenant: TenantId, key: str) -> bool:
+        """Say whether an idempotency key is bound to a stream."""
 
     async def release(self, tenant: TenantId, key: str, stream: StreamId) -> None:
         """Unbind a key from a stream that was not created."""
@@ -288,7 +292,8 @@ class Control(Protocol):
     async def plans(self) -> dict[str, PoolPlan]:
         """Plans by pool. A plan that cannot be decoded is left out and logged."""
 
-    async def put_learned(self, pool: str, record: bytes) -> None: ...
+    async def put_learned(self, pool: str, record: bytes) -> None:
+        """Write a pool's encoded traffic model."""
 
     async def learned(self, pool: str) -> bytes | None:
         """Read a pool's encoded traffic model; None: there is none."""
@@ -392,9 +397,3 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None:
         """Take the event. Never blocks and never raises; a dropped event is counted."""
-
-
-class NoEvents:
-    """An ``EventSink`` that drops everything."""
-
-    def emit(self, event: Event) -> None: ...

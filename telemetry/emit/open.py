@@ -9,7 +9,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from stream_fabric.ports import Clock, EventSink, NoEvents, Random
+from stream_fabric.events import NoEvents
+from stream_fabric.ports import Clock, EventSink, Random
 from stream_fabric.process.settings import EmitSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents

@@ -18,8 +18,8 @@ from inference.agent.running import RunningStream
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.events import NoEvents
 from stream_fabric.pool.records import EngineRequest, LeaseReport, ReplicaInfo, Work
-from stream_fabric.ports import NoEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId

@@ -13,8 +13,8 @@ from inference.agent.observe.replica_events import ReplicaEvents
 from inference.agent.running import RunningStream
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
+from stream_fabric.events import NoEvents
 from stream_fabric.pool.replica_load import PrefillSpeed
-from stream_fabric.ports import NoEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId

@@ -18,11 +18,12 @@ from inference.agent.replica import LeasePolicy, ReplicaStatus
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.errors import FabricFull
+from stream_fabric.events import NoEvents
 from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges, RoutingGeneration
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
-from stream_fabric.ports import NoEvents, Pools
+from stream_fabric.ports import Pools
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot

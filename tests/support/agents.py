@@ -5,7 +5,8 @@ from __future__ import annotations
 from inference.agent.agent import Agent, new_replica_id
 from inference.agent.main import redis_ports
 from inference.agent.replica import AgentPolicy
-from stream_fabric.ports import Clock, Engine, EventSink, NoEvents
+from stream_fabric.events import NoEvents
+from stream_fabric.ports import Clock, Engine, EventSink
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import Partitions, RedisClient
 

@@ -13,8 +13,8 @@ from inference.agent.running import RunningStream
 from stream_fabric.accounts.account import Admitted
 from stream_fabric.accounts.budgets import Claim, Spend, reserved_prompt
 from stream_fabric.accounts.periods import expires_ms
+from stream_fabric.events import NoEvents
 from stream_fabric.pool.records import EngineRequest, Work
-from stream_fabric.ports import NoEvents
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock
