@@ -37,7 +37,6 @@ from stream_fabric.stream.frames import ErrorInfo, Frame, Status, StoredInput, T
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
 from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, InputCode, Page, Takeover
 
-
 # --- time and chance ---------------------------------------------------------------------------------------
 
 
