@@ -203,8 +203,10 @@ class Producer:
                 break
             stop += 1
         whole = stop == last
-        structure = b"".join(b"%d %b\n" % (seq, line) for seq, line in self.structure if first <= seq <= stop)
-        answered = [count for seq, count in self._answered if first <= seq <= stop]
+        structure = b""
+        if self.structure and self.structure[-1][0] >= first:  # seldom
+            structure = b"".join(b"%d %b\n" % (seq, line) for seq, line in self.structure if first <= seq <= stop)
+        answered = [count for seq, count in self._answered if first <= seq <= stop] if self._answered else None
         closes = first <= self._closing <= stop and not self._firm
         self.in_flight = True
         self.sent = stop
