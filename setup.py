@@ -1,5 +1,5 @@
-"""Builds the packages; with STREAM_GW_COMPILE=1 as a wheel of its platform whose hot modules mypyc has compiled
-(docs/adr/0013-hot-modules-are-compiled.md).
+"""Builds the packages. With STREAM_GW_COMPILE=1: a wheel of its platform, whose hot modules mypyc has compiled and the
+hottest functions of which are in C (docs/adr/0013-hot-modules-are-compiled.md).
 
 Build it where ``requirements.lock`` is installed, because mypyc reads the types of our dependencies:
 
@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 # Per token or chunk, and without coroutines: those of mypyc are not asyncio's in every detail
@@ -35,6 +35,8 @@ COMPILED = (
     "inference/engines/upstream/chunks.py",
     "inference/engines/upstream/sse.py",
 )
+
+NATIVE = [f"stream_fabric/native/{name}.c" for name in ("native", "delivery", "frames", "command")]
 
 EXPORTED = (
     "infra/helm",
@@ -69,6 +71,7 @@ if os.environ.get("STREAM_GW_COMPILE") == "1":
     from mypyc.build import mypycify
 
     modules = mypycify(["--config-file", "pyproject.toml", *COMPILED], group_name="stream_gw", opt_level="3")
-    setup(ext_modules=modules, cmdclass=COMMANDS)
+    native = Extension("stream_fabric.native._native", NATIVE, extra_compile_args=["-O3", "-fvisibility=hidden"])
+    setup(ext_modules=[*modules, native], cmdclass=COMMANDS)
 else:
     setup(cmdclass=COMMANDS)

@@ -21,6 +21,7 @@ import msgspec
 
 from stream_fabric.errors import StreamGwError
 from stream_fabric.events import Timing
+from stream_fabric.native import text_frame
 
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
 TerminalStatus = Literal["completed", "cancelled", "failed", "incomplete"]
@@ -207,14 +208,19 @@ def json_string(text: str) -> bytes:
     try:
         return _encoder.encode(text)
     except UnicodeEncodeError:
-        return _encoder.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return _encoder.encode(_without_surrogates(text))
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def encode_text(block: int, text: str, tokens: int = 1) -> bytes:
-    """Encode a text delta in the short form."""
-    if tokens == 1:
-        return b"%d%b" % (block, json_string(text))
-    return b"%d:%d%b" % (block, tokens, json_string(text))
+    """Encode a text delta in the short form. Lone surrogates become U+FFFD, as in ``json_string``."""
+    try:
+        return text_frame(block, text, tokens)
+    except UnicodeEncodeError:
+        return text_frame(block, _without_surrogates(text), tokens)
 
 
 def encode(frame: Frame) -> bytes:

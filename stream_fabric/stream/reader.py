@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stream_fabric.errors import CursorGone, CursorInvalid
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import is_end
 from stream_fabric.stream.log import Page
 
-_BRACE = ord("{")
-_STRUCTURE = b"\n{"
+_BRACE: Final = 0x7B
+_STRUCTURE: Final = b"\n{"
 """Beginning of a frame other than a text delta, after another frame."""
 
 

@@ -26,6 +26,7 @@ from stream_fabric.limits import (
     OPS_VIEWERS_MAX,
     OPS_WAIT_S_MAX,
 )
+from stream_fabric.native import chunk
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import ReplicaInfo, SlotUse, TierQueue
@@ -36,7 +37,6 @@ from stream_gw.admin.records import Fleet, GatewayStats, Minutes, Replica, Snaps
 from stream_gw.admin.traces import Traces
 from stream_gw.admin.viewer import Viewer
 from stream_gw.observe.local_stats import LocalStats
-from stream_gw.transport.sse import chunk
 
 log = logging.getLogger(__name__)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stream_fabric.errors import StreamGwError, StreamLost, StreamReset
 from stream_fabric.events import ReadEnd
+from stream_fabric.native import split_message
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import End, Status, coalesce_from, decode, is_end, tokens_of
 from stream_fabric.stream.ids import StreamId, TenantId, partition_of
-from stream_fabric.stream.log import RECORD, UNIT, Page
+from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import Gap, Need, Reader, Reset, Run, Step
 from stream_gw.delivery.outlet import HeldOutlet, Outlet
 from stream_gw.observe.trace import ReaderTrace
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-_BRACE, _QUOTE = ord("{"), ord('"')
+_BRACE: Final = 0x7B
+_QUOTE: Final = 0x22
 
 
 class Subscription:
@@ -259,13 +261,12 @@ class LocalStream:
 def deliver_message(local: dict[bytes, LocalStream], payload: bytes) -> list[bytes]:
     """Deliver a published message, the parts of many streams; return the streams that have no reader here."""
     strangers: list[bytes] = []
-    for part in payload.split(RECORD):
-        stream, epoch, first, last, frames = part.split(UNIT, 4)
+    for stream, epoch, first, last, frames in split_message(payload):
         found = local.get(stream)
         if found is None:
             strangers.append(stream)
         else:
-            found.receive(epoch, int(first), int(last), frames)
+            found.receive(epoch, first, last, frames)
     return strangers
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.native import text_event
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     Check,
@@ -123,18 +124,16 @@ class Encoder:
         Only the last event of a frame carries an id, so that no cursor points into a frame.
         """
         if len(lines) == 1:
-            number, _, text = lines[0].partition(b'"')
-            around = self._blocks.get(number)
-            if around:  # the hot frame
-                return b"data: %b\nid: %d-%d\n\n" % (text.join(around), epoch, first)
+            return self._event(lines[0], epoch, first)
         return b"".join([self._event(line, epoch, seq) for seq, line in enumerate(lines, first)])
 
     def _event(self, line: bytes, epoch: int, seq: int) -> bytes:
-        if is_text(line):
+        event = text_event(b"data: ", self._blocks, line, epoch, seq)
+        if event is not None:  # the hot frame
+            return event
+        if is_text(line):  # it has a token count, or the dialect cannot express its block
             number, _, text = line.partition(b'"')
-            around = self._blocks.get(number)
-            if around is None:  # the frame has a token count
-                around = self._blocks[number.partition(b":")[0]]
+            around = self._blocks[number.partition(b":")[0]]
             return b"data: %b\nid: %d-%d\n\n" % (text.join(around), epoch, seq) if around else b""
         if is_end(line):
             end = decode(line)

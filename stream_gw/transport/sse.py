@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.native import chunk
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status, is_end
 from stream_fabric.stream.reader import Gap, Reset
@@ -21,7 +22,7 @@ HEADERS = [
 ]
 
 
-_BRACE = ord("{")
+_BRACE: Final = 0x7B
 
 
 class SseBody:
@@ -159,7 +160,7 @@ class SseOutlet(SseBody):
             elif self._early is not None:
                 self._early.append(data)
             else:
-                self._write(b"%x\r\n%b\r\n" % (len(data), data))
+                self._write(chunk(data))
 
     def gap(self, gap: Gap) -> bool:
         return False  # a client of a plain dialect cannot be told; the error event names the cursor
@@ -185,11 +186,6 @@ class SseOutlet(SseBody):
             self._response.connection.transport.abort()
             return
         self._end(self._last + event)
-
-
-def chunk(data: bytes) -> bytes:
-    """Encode bytes as a chunk of HTTP/1.1 chunked transfer coding."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _nothing() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from stream_fabric.errors import StreamLost
+from stream_fabric.native import chunk
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import ChoiceEnd, End, Open, encode, encode_text
 from stream_fabric.stream.ids import new_stream_id
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp, ResponseWriter
-from stream_gw.transport.sse import SseOutlet, chunk
+from stream_gw.transport.sse import SseOutlet
 from tests.gateway.test_connections import gate_of, serving
 
 FACTS = StreamFacts(new_stream_id(1_700_000_000_000, bytes(10)), 1_700_000_000, "tiny")

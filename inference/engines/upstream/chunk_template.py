@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from stream_fabric.native import read_chunk
+
 _TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)"\s*:\s*"')
 _COUNT: Final = re.compile(rb'"(completion|total)_tokens"\s*:\s*(\d+)')
-_DIGITS_MAX: Final = 9
 
 
 class ChunkTemplate:
     """The bytes of a chunk without its text and without its counts."""
 
-    __slots__ = ("_after", "_between", "_head", "_head_size", "_own", "_tail", "_tail_size")
+    __slots__ = ("_after", "_between", "_head", "_own", "_tail")
 
     def __init__(self, head: bytes, after: bytes, between: bytes, tail: bytes, own: int) -> None:
         """``after``, ``between`` and ``tail`` follow the text, the first count and the last count.
@@ -25,7 +26,6 @@ class ChunkTemplate:
         An empty ``between``: there is one count.
         """
         self._head, self._after, self._between, self._tail = head, after, between, tail
-        self._head_size, self._tail_size = len(head), len(tail)
         self._own = own
 
     @classmethod
@@ -51,32 +51,4 @@ class ChunkTemplate:
 
     def read(self, data: bytes) -> tuple[str, int | None] | None:
         """Return the text and the count of a chunk; None: the chunk is of another form, and must be decoded."""
-        if not data.startswith(self._head):
-            return None
-        begin = self._head_size
-        end = data.find(b'"', begin)
-        raw = data[begin:end]
-        if end <= begin or b"\\" in raw:
-            return None
-        made = None
-        if self._own < 0:
-            if data[end:] != self._after:
-                return None
-        else:
-            if not (data.startswith(self._after, end) and data.endswith(self._tail)):
-                return None
-            middle = data[end + len(self._after) : len(data) - self._tail_size]
-            counts = middle.split(self._between) if self._between else [middle]
-            if len(counts) != (2 if self._between else 1) or not all(map(_is_count, counts)):
-                return None
-            made = int(counts[self._own])
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            return None
-        return (text, made) if text.isprintable() else None  # JSON has no control character in a string
-
-
-def _is_count(digits: bytes) -> bool:
-    """Whether these bytes are a JSON number from 0."""
-    return digits.isdigit() and len(digits) <= _DIGITS_MAX and (digits[0] != 0x30 or len(digits) == 1)
+        return read_chunk(self._head, self._after, self._between, self._tail, self._own, data)

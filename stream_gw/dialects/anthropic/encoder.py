@@ -15,6 +15,7 @@ import msgspec
 
 from stream_fabric.errors import StreamCancelled, StreamGwError, from_info
 from stream_fabric.json_bounds import decode_text
+from stream_fabric.native import text_event
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -135,10 +136,9 @@ class MessagesEncoder(Encoder):
 
     def sse(self, lines: list[bytes], epoch: int, first: int) -> bytes:
         if len(lines) == 1:
-            number, _, text = lines[0].partition(b'"')
-            around = self._blocks.get(number)
-            if around is not None:  # the hot frame
-                return b"event: content_block_delta\ndata: %b\nid: %d-%d\n\n" % (text.join(around), epoch, first)
+            event = text_event(b"event: content_block_delta\ndata: ", self._blocks, lines[0], epoch, first)
+            if event is not None:  # the hot frame
+                return event
         return b"".join([self._event(line, epoch, seq) for seq, line in enumerate(lines, first)])
 
     def _event(self, line: bytes, epoch: int, seq: int) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 
 from stream_fabric.errors import StreamGwError, StreamLost
 from stream_fabric.json_bounds import decode_text
+from stream_fabric.native import text_event
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -105,10 +106,9 @@ class UiEncoder(Encoder):
 
     def sse(self, lines: list[bytes], epoch: int, first: int) -> bytes:
         if len(lines) == 1:
-            number, _, text = lines[0].partition(b'"')
-            around = self._blocks.get(number)
-            if around is not None:  # the hot frame
-                return b"data: %b\nid: %d-%d\n\n" % (text.join(around), epoch, first)
+            event = text_event(b"data: ", self._blocks, lines[0], epoch, first)
+            if event is not None:  # the hot frame
+                return event
         return b"".join([self._event(line, epoch, seq) for seq, line in enumerate(lines, first)])
 
     def _event(self, line: bytes, epoch: int, seq: int) -> bytes:
