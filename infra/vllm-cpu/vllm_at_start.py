@@ -6,6 +6,8 @@ short sleep in its place costs the tests nothing and gives the server its turn.
 
 On a CPU with AMX, vLLM and oneDNN take kernels of their own for bfloat16. On one machine every engine died at its first
 token, where vLLM's attention runs for the first time. Its AMX kernels are the likely cause; this is not proven.
+
+A ``.pth`` file imports this module. As ``sitecustomize`` it would be hidden by the one of Debian's Python.
 """
 
 import importlib.abc
