@@ -102,8 +102,7 @@ def weather(city: Literal["Lima", "Oslo", "Quito"]) -> str:
     "Tells the weather."
     return city
 
-guided = json.loads(os.environ.get("GUIDED", "{}"))
-caller = ChatOpenAI(model=os.environ["MODEL"], max_tokens=300, seed=1, extra_body=guided, **given)
+caller = ChatOpenAI(model=os.environ["MODEL"], max_tokens=300, seed=1, **given)
 called = caller.bind_tools([weather], tool_choice="weather", strict=True).invoke("Oslo?")
 assert [call["name"] for call in called.tool_calls] == ["weather"]
 embedder = os.environ.get("EMBEDDER", os.environ["MODEL"])

@@ -2,8 +2,7 @@
 import assert from "node:assert/strict";
 import Anthropic, { APIUserAbortError, AuthenticationError, BadRequestError, NotFoundError } from "@anthropic-ai/sdk";
 
-const { BASE_URL, KEY, MODEL, GUIDED = "{}" } = process.env;
-const guided = JSON.parse(GUIDED); // what keeps the tool calls of a model of noise short
+const { BASE_URL, KEY, MODEL } = process.env;
 const ids = [];
 const client = new Anthropic({
   baseURL: BASE_URL,
@@ -41,7 +40,7 @@ const reasoned = thoughtful.content.map((block) => block.type);
 
 const input_schema = { type: "object", properties: { city: { type: "string", enum: ["Lima", "Oslo", "Quito"] } }, required: ["city"], additionalProperties: false };
 const tools = [{ name: "weather", strict: true, input_schema }];
-const called = await client.messages.stream({ ...ask, ...guided, max_tokens: 400, tools, tool_choice: { type: "tool", name: "weather" } }).finalMessage();
+const called = await client.messages.stream({ ...ask, max_tokens: 400, tools, tool_choice: { type: "tool", name: "weather" } }).finalMessage();
 assert.equal(called.stop_reason, "tool_use");
 assert.equal(called.content[0].name, "weather");
 assert.equal(typeof called.content[0].input.city, "string");

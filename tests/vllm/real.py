@@ -99,13 +99,6 @@ class Home:
     def model(self, name: str = "tiny") -> str:
         return str(self.folder / "models" / name)
 
-    @property
-    def no_blanks(self) -> dict[str, Any]:
-        """Fields of a request that keep the model of noise from white space, of which the JSON of a tool call may have
-        any amount: how much it makes depends on the processor that its weights were drawn on."""
-        vocabulary = json.loads((Path(self.model()) / "tokenizer.json").read_text())["model"]["vocab"]
-        return {"logit_bias": {str(number): -100 for token, number in vocabulary.items() if set(token) <= set("ĠĊĉč")}}
-
     def engine(self, flags: Sequence[str] = GENERATION, model: str = "tiny", **options: Any) -> VllmEngine:
         return VllmEngine(VllmOptions(self.model(model), tuple(flags), self.python, **options))
 

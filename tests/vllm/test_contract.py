@@ -13,7 +13,6 @@ from inference.engines.openai import OpenAIEngine
 from inference.engines.sim.engine import SimEngine
 from inference.engines.vllm import VllmEngine
 from tests.agent.engines import test_contract as contract
-from tests.vllm.real import Home
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -52,17 +51,13 @@ class Replica:
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["by the plug-in", "by HTTP"])
-async def setup(engine: VllmEngine, home: Home, request: pytest.FixtureRequest) -> AsyncIterator[contract.Setup]:
+async def setup(engine: VllmEngine, request: pytest.FixtureRequest) -> AsyncIterator[contract.Setup]:
     sim = cast(SimEngine, SimpleNamespace(replica=Replica(engine)))
     if request.param == "by the plug-in":
-        direct = contract.Setup(engine, sim)
-        direct.compact = home.no_blanks
-        yield direct
+        yield contract.Setup(engine, sim)
     else:
         assert engine.url is not None
         by_http = OpenAIEngine(engine.url)
         await by_http.start()
-        served = contract.Setup(by_http, sim)
-        served.compact = home.no_blanks
-        yield served
+        yield contract.Setup(by_http, sim)
         await by_http.close()

@@ -15,7 +15,7 @@ from openai.types.responses import Response
 
 from tests.dialects.ui.official import Official
 from tests.vllm.continued import CHAT
-from tests.vllm.real import CONTEXT, MODEL, NAMED, TOOL, Home, chat, folded, tokens_of
+from tests.vllm.real import CONTEXT, MODEL, NAMED, TOOL, chat, folded, tokens_of
 from tests.vllm.whole_platform import Platform
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -94,13 +94,11 @@ async def test_a_cancel_of_a_response_reaches_vllm(platform: Platform, openai: A
 
 
 async def test_a_tool_is_called_and_its_result_goes_on_by_the_response_s_id(
-    platform: Platform, openai: AsyncOpenAI, home: Home
+    platform: Platform, openai: AsyncOpenAI
 ) -> None:
-    expected, _ = await the_chat_s(platform, tools=[TOOL], tool_choice=NAMED, max_tokens=200, **home.no_blanks)
+    expected, _ = await the_chat_s(platform, tools=[TOOL], tool_choice=NAMED, max_tokens=200)
     choice: Any = {"type": "function", "name": FUNCTION["name"]}
-    async with openai.responses.stream(
-        **ASK, tools=[FUNCTION], tool_choice=choice, max_output_tokens=200, extra_body=home.no_blanks
-    ) as stream:
+    async with openai.responses.stream(**ASK, tools=[FUNCTION], tool_choice=choice, max_output_tokens=200) as stream:
         partial = "".join(
             [event.delta async for event in stream if event.type == "response.function_call_arguments.delta"]
         )
@@ -208,7 +206,7 @@ async def test_a_message_is_the_chat_s_answer(platform: Platform, anthropic: Asy
     assert (await anthropic.messages.count_tokens(**ask)).input_tokens == prompt
 
 
-async def test_a_tool_is_called_in_anthropic_s_dialect(anthropic: AsyncAnthropic, home: Home) -> None:
+async def test_a_tool_is_called_in_anthropic_s_dialect(anthropic: AsyncAnthropic) -> None:
     described = TOOL["function"]
     tool: Any = {"name": described["name"], "strict": True, "input_schema": described["parameters"]}
     message = await anthropic.messages.create(
@@ -217,7 +215,7 @@ async def test_a_tool_is_called_in_anthropic_s_dialect(anthropic: AsyncAnthropic
         messages=[{"role": "user", "content": "Rain?"}],
         tools=[tool],
         tool_choice={"type": "tool", "name": described["name"]},
-        extra_body={"temperature": 0, **home.no_blanks},
+        extra_body={"temperature": 0},
     )
     (call,) = message.content
     assert message.stop_reason == "tool_use" and call.type == "tool_use" and call.name == described["name"]

@@ -113,8 +113,8 @@ async def test_a_stop_string_ends_the_answer_before_it(engine: VllmEngine) -> No
     assert msgspec.json.decode(detail) == stop
 
 
-async def test_a_named_tool_is_called(engine: VllmEngine, home: Home) -> None:
-    sink = await ask(engine, request(1, chat(tools=[TOOL], tool_choice=NAMED, max_tokens=300, **home.no_blanks)))
+async def test_a_named_tool_is_called(engine: VllmEngine) -> None:
+    sink = await ask(engine, request(1, chat(tools=[TOOL], tool_choice=NAMED, max_tokens=300)))
     (block,) = sink.opens()
     assert (block.kind, block.name) == ("tool", "get_weather")
     arguments = json.loads(sink.body("tool"))

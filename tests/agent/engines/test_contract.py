@@ -29,7 +29,10 @@ TOOL = {
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 99}},
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "days": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
             "required": ["city", "days"],
             "additionalProperties": False,
         },
@@ -37,7 +40,7 @@ TOOL = {
 }
 SCHEMA = {
     "type": "object",
-    "properties": {"n": {"type": "integer", "maximum": 99}, "ok": {"type": "boolean"}},
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
     "required": ["n", "ok"],
     "additionalProperties": False,
 }
@@ -50,8 +53,6 @@ class Setup:
         self.engine = engine
         self.sim = sim
         """The simulated replica that computes, whether used directly or behind a server."""
-        self.compact: dict[str, Any] = {}
-        """Fields of a request that make the JSON of its tool calls short."""
 
 
 @pytest.fixture(params=["sim", "openai", "as vLLM", "by steps"])
@@ -161,7 +162,7 @@ async def test_a_stop_string_ends_the_answer_before_it_and_is_told(
 async def test_a_tool_call_streams_its_arguments(setup: Setup) -> None:
     # A model of noise may want several calls
     wishes = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "seed": 1, "temperature": 0}
-    sink = await ask(setup, chat(1, **wishes, **setup.compact))
+    sink = await ask(setup, chat(1, **wishes))
     (block,) = sink.opens()
     assert (block.kind, block.form, block.name) == ("tool", "function", "get_weather")
     assert block.id
@@ -189,7 +190,8 @@ async def test_logprobs_are_aligned_to_the_tokens(setup: Setup, request: pytest.
         assert len(items) == delta.tokens
         assert all(len(item["top_logprobs"]) == 2 for item in items)
         said += b"".join(bytes(item["bytes"]) for item in items)
-    assert said.decode(errors="replace").startswith(sink.body())
+    # vLLM tells no bytes for a token that is no character alone
+    assert said.decode(errors="replace").replace("\ufffd", "").startswith(sink.body().replace("\ufffd", ""))
 
 
 async def test_a_schema_gets_an_object_that_fits(setup: Setup) -> None:
