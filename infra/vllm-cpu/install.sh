@@ -4,13 +4,14 @@
 #   FOLDER/bin/vllm            the server
 #   FOLDER/models/tiny …       see tiny_models.py
 #
-# What is finished is left as it is; what was made from other versions of these files is made anew. Needs Python 3.11 or
-# later (PYTHON=), gcc and binutils, 3 GB of disk, and one to three minutes.
+# What is finished is left as it is; what was made from other versions of these files, or by another Python, is made
+# anew. Needs Python 3.11 or later (PYTHON=), gcc and binutils, 3 GB of disk, and one to three minutes.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:?usage: install.sh FOLDER}
 python=${PYTHON:-python3}
-stamp=$(cat "$here"/{install.sh,requirements.txt,stand_ins.py,vllm_at_start.py} | sha256sum)
+made_by=$("$python" -c 'import sys; print(sys.base_prefix, *sys.version_info[:2])')
+stamp=$({ echo "$made_by"; cat "$here"/{install.sh,requirements.txt,stand_ins.py,vllm_at_start.py}; } | sha256sum)
 models_stamp=$(cat "$here/tiny_models.py" "$here/../../LICENSE" | sha256sum) # tests/vllm/conftest.py looks at it
 same() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
