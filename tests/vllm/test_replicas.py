@@ -185,15 +185,19 @@ async def running_on(
     told: dict[str, Told] = {}
     exchanges: dict[str, Exchange] = {}
     of: dict[str, Question] = {}
-    for key, question in asked.items():
+
+    async def opened(key: str, question: Question) -> None:
         for attempt in range(8):
             exchange = await stack.enter_async_context(pair.gate.open("POST", question.path, question.streamed()))
             here = await pair.placed(exchange.headers["x-stream-id"]) == name
             label = key if here else f"beside {attempt} {key}"
             exchanges[label], of[label] = exchange, question
             if here:
-                break
-        assert key in exchanges, f"eight times beside {name}"
+                return
+        raise AssertionError(f"eight times beside {name}")
+
+    # One after the other, the first would end before the last has begun
+    await asyncio.gather(*(opened(*one) for one in asked.items()))
     for label, one in zip(exchanges, await asyncio.gather(*map(begun, exchanges.values())), strict=True):
         told[label] = one
     return told, exchanges, of
