@@ -41,6 +41,8 @@ _UNSUPPORTED = {
     "thread": "messages are not stored here; send the whole history",
 }
 """Fields that need what is not here, with what to do."""
+_LIMIT_OF_A_CHAT = "max_completion_tokens"
+"""An engine would take it instead of ``max_tokens``, which limits and budgets have reserved."""
 _encode = msgspec.json.encode
 
 
@@ -98,7 +100,7 @@ def _chat(fields: dict[str, Raw]) -> dict[str, Raw]:
     for name, instead in _UNSUPPORTED.items():
         if field(fields, name, Any) not in (None, []):
             raise Unsupported(f"{name} is not supported: {instead}", param=name)
-    skipped = (*_TRANSLATED, *_IGNORED, *_UNSUPPORTED)
+    skipped = (*_TRANSLATED, *_IGNORED, *_UNSUPPORTED, _LIMIT_OF_A_CHAT)
     made = {name: raw for name, raw in fields.items() if name not in skipped}
     messages, is_begun = chat_messages(field(fields, "system", Any), field(fields, "messages", Any, required=True))
     made["messages"] = Raw(_encode(messages))

@@ -64,6 +64,14 @@ def test_settings() -> None:
     }
 
 
+def test_a_chats_name_of_the_limit_does_not_replace_max_tokens() -> None:
+    request = parsed(max_completion_tokens=100_000)
+    assert request.max_tokens == 9, "limits and budgets reserve this"
+    assert engine(max_completion_tokens=100_000) == {"model": "m", "messages": HI, "max_tokens": 9}
+    counted = parse_count_tokens(msgspec.json.encode({"model": "m", "messages": HI, "max_completion_tokens": 7}))
+    assert b"max_completion_tokens" not in bytes(counted.body)
+
+
 @pytest.mark.parametrize(
     ("given", "made"),
     [
