@@ -107,10 +107,11 @@ class StreamLog(Protocol):
         """Delete the content of an ended stream of the tenant. False: there is none, or it has not ended."""
 
     async def fence(
-        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
-    ) -> bool:
-        """End a live stream in a new epoch, because its producer ``replica`` (None: any) is gone.
-        With ``epoch``, only if no producer has begun an epoch after it. False: the stream was not ended."""
+        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None,
+        *, withdraws: bool = False,
+    ) -> bool:  # fmt: skip
+        """End a live stream in a new epoch, because its producer ``replica`` (None: any) is gone. With ``epoch``, only
+        if no producer has begun a later one. ``withdraws``: its usage counts nowhere. False: it was not ended."""
 
     async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
         """Begin a new epoch for another producer, if the stream is live and ``lost`` is its epoch.

@@ -168,7 +168,14 @@ class RedisStreamLog(StreamLog):
         return CancelReply(result.decode(), cursor, status.decode())
 
     async def fence(
-        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+        self,
+        stream: StreamId,
+        replica: ReplicaId | None,
+        nonce: str,
+        error: ErrorInfo,
+        epoch: Epoch | None = None,
+        *,
+        withdraws: bool = False,
     ) -> bool:
         slot, key, channel = self._slot_and_keys(stream)
         reply = await script("fence")(
@@ -184,6 +191,7 @@ class RedisStreamLog(StreamLog):
                 self._client.publish,
                 _RETENTION_MS,
                 "" if epoch is None else str(epoch),
+                int(withdraws),
             ],
         )
         if len(reply) > 3:

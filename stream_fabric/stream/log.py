@@ -285,7 +285,15 @@ class StreamState:
         self._append_terminal(b"\n".join(frames), status, len(frames))
         return CancelReply("accepted", Cursor(self.epoch.n, self.cancelled_at), status)
 
-    def fence(self, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None) -> bool:
+    def fence(
+        self,
+        replica: ReplicaId | None,
+        nonce: str,
+        error: ErrorInfo,
+        epoch: Epoch | None = None,
+        *,
+        withdraws: bool = False,
+    ) -> bool:
         if self.status != "live":
             return self.epoch.nonce == nonce  # the same call, whose reply was lost
         if replica and self.replica and self.replica != replica:
@@ -294,6 +302,8 @@ class StreamState:
             return False
         self.epoch = Epoch(self.epoch.n + 1, nonce)
         self.bases.append((self.epoch.n, self.last))
+        if withdraws:
+            self.usage, self.begun = Usage(), False
         self._append_terminal(failed_end(self.usage, error), "failed")
         return True
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import Work
 from stream_fabric.recovery.failover import placement_record, wait_s
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.frames import ErrorInfo, Usage
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, new_stream_id
 from stream_fabric.stream.log import CreateCode
 from stream_gw.delivery.local_stream import Subscription
@@ -33,6 +32,7 @@ from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
 from stream_gw.streams.budgets.claims import session_key
+from stream_gw.streams.budgets.reservation import Reservation
 from stream_gw.streams.chats.turn import bindings
 from stream_gw.streams.checks.caller import permitted
 from stream_gw.streams.checks.early import terms_of
@@ -61,8 +61,7 @@ class _NewStream:
     created_ms: int
     subscription: Subscription
     ladder: Ladder | None
-    give_back: Callable[[], object]
-    """See ``StreamCreation._giving_back``."""
+    reservation: Reservation
 
     @property
     def id(self) -> StreamId:
@@ -157,26 +156,26 @@ class StreamCreation:
         # Moderation may take longer than others wait for the key: they may then have created the stream
         waits = call.key is not None and records.plan(who.tenant).moderation != "off"
         replaces_in = pool if waits or not is_new else None
-        give_back = self._giving_back(work, is_new=is_new)
+        reservation = self._reservation(work, is_new=is_new)
         try:
             async with self._keys.freeing(call, stream, is_new=is_new):
                 # After the limits: a tenant that has reached them must not load the moderation endpoint
                 await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
                 if call.on_named is not None:
                     await call.on_named.named(facts, user)
-            return await self._make_stream(call, work, cell, user, replaces_in, headers, ladder, give_back)
+            return await self._make_stream(call, work, cell, user, replaces_in, headers, ladder, reservation)
         except BaseException:
             if call.on_named is not None and is_new:
                 parts.hub.spawn(call.on_named.withdrawn(facts))
-            give_back()
+            reservation.give_back()
             raise
 
-    def _giving_back(self, work: Work, *, is_new: bool) -> Callable[[], object]:
-        """Return the function that gives the reservation of a request back, once: it then counts as never sent."""
+    def _reservation(self, work: Work, *, is_new: bool) -> Reservation:
+        """Return the reservation of a request."""
         if not work.reserved or not is_new:  # another's stream of this id may run, and its end settles it
-            return lambda: None
+            return Reservation(None)
         tenant, stream = work.tenant, work.request.stream
-        return functools.cache(lambda: self._parts.hub.spawn(self._admission.withdraw(tenant, stream)))
+        return Reservation(lambda: self._parts.hub.spawn(self._admission.withdraw(tenant, stream)))
 
     async def _make_stream(
         self,
@@ -187,7 +186,7 @@ class StreamCreation:
         replaces_in: str | None,
         headers: Headers,
         ladder: Ladder | None,
-        give_back: Callable[[], object],
+        reservation: Reservation,
     ) -> OpenedStream | None:
         """Create the stream and place it. ``replaces_in``: the pool, if it replaces a stream that may exist."""
         who, request, trace, parts = call.who, call.request, call.trace, self._parts
@@ -203,7 +202,7 @@ class StreamCreation:
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
         try:
-            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder, give_back))
+            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder, reservation))
         except BaseException as error:
             trace.role = "refused"
             if isinstance(error, StreamGwError):
@@ -293,7 +292,7 @@ class StreamCreation:
             recovery_s = plan.recovery_s(TIERS[work.rank], parts.clock.now_us()) if plan is not None else 0.0
             error = refusal(work, placed, recovery_s, parts.random.random())
             # A caller that retries at once must find its key free
-            await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
+            await asyncio.shield(self._withdraw(new, error))
             raise error
         self._note_placed(new, placed, outcome, hashes)
 
@@ -315,29 +314,39 @@ class StreamCreation:
             results = await asyncio.shield(ended)
         except asyncio.CancelledError:
             left = FabricUnavailable("the caller left before its request was placed")
-            self._parts.hub.spawn(self._withdraw_after(new, ended, left))
+            self._withdraw(new, left, ended)
             raise
         for result in results:
             if isinstance(result, BaseException):
                 error = result if isinstance(result, StreamGwError) else StreamGwError("the request was not placed")
-                self._parts.hub.spawn(self._withdraw(new, error))
+                self._withdraw(new, error)
                 raise result
         return results
 
-    async def _withdraw_after(self, new: _NewStream, ended: asyncio.Future[Any], error: StreamGwError) -> None:
-        """Wait until all calls have ended, then withdraw the stream."""
-        await ended
-        await self._withdraw(new, error)
+    def _withdraw(
+        self, new: _NewStream, error: StreamGwError, after: asyncio.Future[Any] | None = None
+    ) -> asyncio.Task[None]:
+        """End the stream in the background, once ``after`` is done. Its request then counts as never sent."""
+        return self._parts.hub.spawn(self._end_withdrawn(new, error, after, new.reservation.handed_over()))
 
-    async def _withdraw(self, new: _NewStream, error: StreamGwError) -> None:
-        """End the stream, then free its key.
+    async def _end_withdrawn(
+        self, new: _NewStream, error: StreamGwError, after: asyncio.Future[Any] | None, reservation: Reservation
+    ) -> None:
+        """End the stream, then free its key and its reservation.
 
-        If the stream cannot be ended, its key stays bound: a retry finds the stream instead of generating twice.
+        What a replica has made of it meanwhile counts nowhere. If the stream cannot be ended, or has ended before with
+        an answer, its end settles the reservation. Its key stays bound: a retry finds the stream instead of generating
+        twice.
         """
+        if after is not None:
+            await after
         new.call.trace.role = "refused"  # before its reader sees the fence
-        new.give_back()  # before the settlement that follows the fence, which would count the request
-        nonce = self._parts.random.token_hex(4)
-        await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
+        log, nonce = self._parts.log, self._parts.random.token_hex(4)
+        if not await log.fence(new.id, None, nonce, ErrorInfo.of(error), withdraws=True):
+            _, used = await log.settled(new.id) or ("", Usage())
+            if used != Usage():
+                return
+        reservation.give_back()
         await self._keys.release(new.call, new.id)
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:

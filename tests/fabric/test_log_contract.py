@@ -643,6 +643,18 @@ async def test_who_writes_the_terminal_is_told_to_settle_a_reserved_stream(fabri
     assert fabric.ended == [(ACME, stream, used) for stream in (completed, cancelled, fenced)]
 
 
+async def test_what_was_made_of_a_withdrawn_stream_counts_nowhere(fabric: Fabric) -> None:
+    tenant, hour, stream = TenantId(fabric.name("payer")), int(time.time() // 3600), fabric.stream()
+    await fabric.log.create(stream, EPOCH, tenant, FACTS, None, "m", reserved=True)
+    await fabric.append(batch(stream, 1, 3, usage=Usage(10, 4, 2, 3, 1)))
+    for _ in range(2):  # its reply was lost
+        assert await fabric.log.fence(stream, None, "bb", LOST, withdraws=True)
+    page = await fabric.log.watch(stream, tenant, None, BEGINNING)
+    assert page is not None and page.entries[-1] == Entry(2, 4, 4, failed_end(Usage(), LOST))
+    assert not await fabric.log.usage(tenant, hour) and not await fabric.log.usage(tenant, hour + 1)
+    assert fabric.ended == [], "its request gives the reservation back"
+
+
 # --- read --------------------------------------------------------------------------------------------------
 
 

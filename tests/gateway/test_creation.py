@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +13,15 @@ import pytest
 
 from stream_fabric.accounts.account import Subject
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord
-from stream_fabric.errors import BadRequest, FabricError, ModerationUnavailable, NoReplica, NotFound, StreamCancelled
+from stream_fabric.errors import (
+    BadRequest,
+    FabricError,
+    FabricUnavailable,
+    ModerationUnavailable,
+    NoReplica,
+    NotFound,
+    StreamCancelled,
+)
 from stream_fabric.limits import RECONNECT_S_MAX
 from stream_fabric.moderation.moderator import EndpointFailed, Moderator
 from stream_fabric.moderation.remote import Endpoint
@@ -22,13 +31,15 @@ from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.settlements import Settlements, settle_overdue
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, encode
+from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Frame, Note, Open, Usage, encode
 from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
+from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.opened import OpenedStream
+from stream_gw.streams.parts import GatewayParts
 from tests.gateway.in_process import TENANT, InProcess, Reading, in_process
 from tests.support.waiting import eventually
 
@@ -151,31 +162,39 @@ async def test_a_request_that_is_refused_after_its_admission_counts_as_never_sen
         await eventually(returned, "the reservation to be given back")
 
 
+@asynccontextmanager
+async def settling(parts: GatewayParts) -> AsyncIterator[None]:
+    """Settle the reservations of streams that end, as a gateway does."""
+    settlements = Settlements(parts.accounts, HostRandom())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.log, "_on_ended", settlements.add)
+        task = asyncio.create_task(settlements.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def is_returned(parts: GatewayParts, who: Principal) -> bool:
+    return not await parts.accounts.reserved(who.tenant)
+
+
 async def test_a_request_that_the_pool_refuses_counts_as_never_sent(
     limited: tuple[InProcess, Principal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of its stream is settled too, like that of every stream."""
     world, who = limited
     parts = world.gateway.parts
-    settlements = Settlements(parts.accounts, HostRandom())
-    monkeypatch.setattr(parts.log, "_on_ended", settlements.add)
     monkeypatch.setattr(parts.pools, "_queue_max", 0)
     await world.pools.retire(world.model, world.replica, leaving=True)
     subjects = parts.authenticator.keys.subjects(who, None, world.model)
-
-    async def returned() -> bool:
-        return not await parts.accounts.reserved(who.tenant)
-
-    settling = asyncio.create_task(settlements.run())
-    try:
+    async with settling(parts):
         for key in (None, "a", None, "b"):
             with pytest.raises(NoReplica):
                 await world.gateway.streams.create(replace(world.call(key=key, max_tokens=100), who=who))
-            await eventually(returned, "the reservation to be given back")
+            await eventually(lambda: is_returned(parts, who), "the reservation to be given back")
             (use,) = await parts.accounts.uses(who.tenant, subjects)
             assert use.requests == 0
-    finally:
-        settling.cancel()
 
 
 async def test_a_creation_that_is_cancelled_gives_its_reservation_back(limited: tuple[InProcess, Principal]) -> None:
@@ -193,6 +212,67 @@ async def test_a_creation_that_is_cancelled_gives_its_reservation_back(limited: 
         return not await world.gateway.parts.accounts.reserved(who.tenant)
 
     await eventually(returned, "the reservation to be given back")
+
+
+async def withdrawn_late(world: InProcess, call: CreateCall, *written: Frame, used: Usage) -> StreamId:
+    """Let a replica write frames of a stream whose creation then fails, as when a user's shard does not answer."""
+    parts, has_begun = world.gateway.parts, asyncio.Event()
+
+    async def unheard(*_: Any) -> None:
+        await has_begun.wait()
+        raise FabricUnavailable("the shard of the user's streams does not answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.index, "add_live", unheard)
+        creation = asyncio.create_task(world.gateway.streams.create(call))
+        await eventually(lambda: call.trace.role == "created", "the stream to exist")
+        assert call.trace.facts is not None
+        name = call.trace.facts.stream
+        work = await eventually(lambda: world.pools.work(world.model, name), "the request to be placed")
+        lines = b"\n".join(map(encode, written))
+        status = written[-1].status if isinstance(written[-1], End) else ""
+        append = Append(name, work.epoch, 1, len(written), lines, used, b"", status)
+        (reply,) = await parts.log.append(world.log.partition(name), [append])
+        assert reply.code is AppendCode.OK
+        has_begun.set()
+        with pytest.raises(FabricUnavailable):
+            await creation
+    return name
+
+
+async def test_what_a_replica_made_of_a_withdrawn_request_is_not_counted(limited: tuple[InProcess, Principal]) -> None:
+    world, who = limited
+    parts, hour = world.gateway.parts, int(world.gateway.parts.unix_s() // 3600)
+    call = replace(world.call(key=HostRandom().token_hex(8), user="ann", max_tokens=100), who=who)
+    subjects = parts.authenticator.keys.subjects(who, "ann", world.model)
+    async with settling(parts):
+        stream = await withdrawn_late(world, call, Open(0, 0, "text"), Delta(0, " a", 1), used=Usage(9, 0, 0, 1))
+        await eventually(lambda: is_free(world, str(call.key), who.tenant), "the key to be free")
+        assert await world.log.settled(stream) == ("failed", Usage())
+        await eventually(lambda: is_returned(parts, who), "the reservation to be given back")
+        (use,) = await parts.accounts.uses(who.tenant, subjects)
+        assert use.requests == 0
+    for at in (hour, hour + 1):
+        assert not await world.log.usage(who.tenant, at)
+
+
+async def test_an_answer_that_ends_before_its_request_is_withdrawn_is_kept(
+    limited: tuple[InProcess, Principal],
+) -> None:
+    """A retry gets it, and the tenant pays for one answer."""
+    world, who = limited
+    parts, key = world.gateway.parts, HostRandom().token_hex(8)
+    call = replace(world.call(key=key, user="ann", max_tokens=100), who=who)
+    subjects = parts.authenticator.keys.subjects(who, "ann", world.model)
+    frames = (Open(0, 0, "text"), Delta(0, " a", 1), ChoiceEnd(0, "stop"), End("completed", Usage(9, 0, 0, 1)))
+    async with settling(parts):
+        stream = await withdrawn_late(world, call, *frames, used=Usage(9, 0, 0, 1))
+        await eventually(lambda: is_returned(parts, who), "the reservation to be settled")
+        (use,) = await parts.accounts.uses(who.tenant, subjects)
+        assert use.requests > 0.9, "it counts"
+        again = replace(call, trace=ReaderTrace(parts.tracer, "req", "sse"))
+        opened = await world.gateway.streams.create(again)
+        assert opened is not None and (opened.id, opened.attached) == (stream, True)
 
 
 async def test_an_admission_that_is_cancelled_leaves_neither_reservation_nor_key(

@@ -16,6 +16,7 @@ from stream_fabric.stream.frames import (
     InputNote,
     Note,
     Open,
+    Usage,
     coalesce,
     decode,
     is_end,
@@ -172,7 +173,9 @@ def _check_text(world: World, stream: StreamId, lines: list[bytes], spec: Spec) 
         require(ends == wanted.ends, f"4: {stream} ends with {ends}, undisturbed with {wanted.ends}")
         require(closed == texts.keys(), f"4: {stream} leaves blocks open")
         require(end.usage.prompt == wanted.prompt_tokens, f"5: {stream} bills a prompt of {end.usage.prompt} tokens")
-    if end.status != "completed" or "stop" not in spec.fields:  # what stopped it was made and not shown
+    if stream in world.witness.withdrawn:
+        require(end.usage == Usage(), f"5: {stream} was withdrawn and bills {end.usage}")
+    elif end.status != "completed" or "stop" not in spec.fields:  # what stopped it was made and not shown
         require(end.usage.output == tokens, f"5: {stream} shows {tokens} tokens and bills {end.usage.output}")
     else:
         require(end.usage.output >= tokens, f"5: {stream} shows {tokens} tokens and bills {end.usage.output}")

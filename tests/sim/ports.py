@@ -104,15 +104,22 @@ class StreamDoor:
         return await self._link.call("cancel", shard, step)
 
     async def fence(
-        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+        self,
+        stream: StreamId,
+        replica: ReplicaId | None,
+        nonce: str,
+        error: ErrorInfo,
+        epoch: Epoch | None = None,
+        *,
+        withdraws: bool = False,
     ) -> bool:
         shard, listed = self._shard(stream), self._w.witness.listed_by(self._link.process)
 
         def step() -> bool:
             with self._w.witness.watching(shard, [stream]) as seen:
-                fenced = at_once(shard.log.fence(stream, replica, nonce, error, epoch))
+                fenced = at_once(shard.log.fence(stream, replica, nonce, error, epoch, withdraws=withdraws))
                 if fenced:
-                    seen.fenced(stream, replica, epoch, listed)
+                    seen.fenced(stream, replica, epoch, listed, withdraws=withdraws)
             return fenced
 
         return await self._link.call("fence", shard, step)

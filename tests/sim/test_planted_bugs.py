@@ -220,8 +220,8 @@ class AnyEpochLostState(StreamState):
     def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
         return super().takeover(self.epoch, nonce)
 
-    def fence(self, replica: ReplicaId | None, nonce: str, error: Any, epoch: Epoch | None = None) -> bool:
-        return super().fence(None, nonce, error)
+    def fence(self, replica: ReplicaId | None, nonce: str, error: Any, *_: Any, withdraws: bool = False) -> bool:
+        return super().fence(None, nonce, error, withdraws=withdraws)
 
 
 class RevivingState(StreamState):

@@ -84,7 +84,13 @@ class Seen:
             self._witness.w.taken_over(stream)
 
     def fenced(
-        self, stream: StreamId, replica: ReplicaId | None, epoch: Epoch | None, listed: Sequence[ReplicaId]
+        self,
+        stream: StreamId,
+        replica: ReplicaId | None,
+        epoch: Epoch | None,
+        listed: Sequence[ReplicaId],
+        *,
+        withdraws: bool,
     ) -> None:
         _, before, status, _, had = self._before[stream]
         if status != "live":  # a repeat of a call whose reply was lost; ``check`` sees that it appends nothing
@@ -92,6 +98,8 @@ class Seen:
         require(None in (had, replica) or had == replica, f"1: {stream} is {had}'s and was ended for {replica}")
         later = epoch is not None and before != str(epoch) and Epoch.parse(before).n >= epoch.n
         require(not later, f"1: {stream} is in epoch {before} and was ended for {epoch}")
+        if withdraws:
+            self._witness.withdrawn.add(stream)
         if not any(other != replica for other in listed):
             self._witness.alone.add(stream)
         asker = self._witness.unheard.get(stream)
@@ -131,6 +139,8 @@ class Witness:
         """When Redis last lost something."""
         self.alone: set[StreamId] = set()
         """Fenced by who had found no other replica."""
+        self.withdrawn: set[StreamId] = set()
+        """Fenced by the gateway that could not create them: what was made of them counts nowhere."""
         self.listed: dict[Process | int, list[ReplicaId]] = {}
         """Which replicas each process was told last, and each of its tasks."""
         self.takeovers: dict[StreamId, list[float]] = {}
@@ -184,3 +194,4 @@ class Witness:
                 self.unclaimed.add(stream)
             if left.status == "live":
                 self.ended_at.pop(stream, None)
+                self.withdrawn.discard(stream)

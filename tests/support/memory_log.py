@@ -167,17 +167,25 @@ class MemoryStreamLog:
         return reply
 
     async def fence(
-        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+        self,
+        stream: StreamId,
+        replica: ReplicaId | None,
+        nonce: str,
+        error: ErrorInfo,
+        epoch: Epoch | None = None,
+        *,
+        withdraws: bool = False,
     ) -> bool:
         state = self.streams.get(stream)
         if state is None:
             return False
         old, last, was = str(state.epoch), state.last, state.status
-        if not state.fence(replica, nonce, error, epoch):
+        if not state.fence(replica, nonce, error, epoch, withdraws=withdraws):
             return False
         if was != "live":
             return True
-        self._note_ended(stream, state)
+        if not withdraws:
+            self._note_ended(stream, state)
         self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -15,7 +17,7 @@ from stream_fabric.redis.client import Partitions
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.stream.cursor import BEGINNING, Epoch
-from stream_fabric.stream.frames import Delta, End, ErrorInfo, Usage, decode, encode
+from stream_fabric.stream.frames import Delta, End, Usage, decode, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Append, AppendCode
 from tests.fabric.test_pools import ACME, Pool, new_stream, pool, replica, work  # noqa: F401  # the fixture
@@ -231,10 +233,8 @@ class LostReplies(RedisStreamLog):
 
     lost = 1
 
-    async def fence(
-        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
-    ) -> bool:
-        fenced = await super().fence(stream, replica, nonce, error, epoch)
+    async def fence(self, *args: Any, **more: Any) -> bool:
+        fenced = await super().fence(*args, **more)
         if self.lost:
             self.lost -= 1
             raise FabricUnavailable("the reply is lost")

@@ -49,7 +49,7 @@ class Overdue:
     async def remove_queued(self, pool: str, streams: Sequence[StreamId]) -> int:
         return len(streams)
 
-    async def fence(self, stream: StreamId, *_: Any) -> bool:
+    async def fence(self, stream: StreamId, *_: Any, **__: Any) -> bool:
         self.ended.append(stream)
         return True
 
