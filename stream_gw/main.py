@@ -20,7 +20,8 @@ from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom
-from stream_fabric.recovery.failover import FailoverReporter
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -202,12 +203,13 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     gateway = Gateway(parts)
     edge = Edge(gateway, metrics, access, local_stats, process.tenancy)
     sources = (hub.subscription, clock, settlements, directory, positions, rejections)
+    reporter = FailoverReporter(sink, clock, log)
     upkeep = [
         *(source.run() for source in sources),
-        Watchdog(hub, directory.produces, random).run(),
+        Watchdog(hub, directory.produces, Failover(cells, log, clock, random, reporter)).run(),
         edge.sweep(),
         edge.end_recalled_links(),
-        LeaseReaper(cells, log, clock, random, FailoverReporter(sink, clock, log)).run(),
+        LeaseReaper(cells, log, clock, random, reporter).run(),
         *([] if feed is None else [feed.run(edge.receive_revoked)]),
     ]
     background = [tasks.create_task(work) for work in upkeep]

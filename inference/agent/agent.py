@@ -33,7 +33,8 @@ from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.ports import Clock, Engine, Random
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
-from stream_fabric.recovery.failover import Failover, FailoverReporter
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
 

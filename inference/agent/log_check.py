@@ -126,11 +126,12 @@ class LogCheck:
     async def _check_once(self, partition: int, *, everything: bool) -> None:
         """Compare the streams that run and those not checked since their end; ``everything``: all that are kept.
 
-        Raises FabricError.
+        Whoever takes a stream over compares it, once it knows what earlier producers have used. Raises FabricError.
         """
         unchecked = self._streams.unchecked(_SETTLED_S)
         ended = self._streams.ended() if everything else unchecked
-        streams = [each for each in (*self._streams.running.values(), *ended) if each.partition == partition]
+        running = [stream for stream in self._streams.running.values() if stream.producer.has_begun]
+        streams = [each for each in (*running, *ended) if each.partition == partition]
         for start in range(0, len(streams), HEADS_MAX):
             await self._compare(partition, streams[start : start + HEADS_MAX])
         self._streams.note_checked(stream for stream in unchecked if stream.partition == partition)

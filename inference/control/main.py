@@ -27,7 +27,7 @@ from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.health_server import serve_health
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
-from stream_fabric.recovery.failover import FailoverReporter
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import RedisClient

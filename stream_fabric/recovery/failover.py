@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import msgspec
 
 from stream_fabric.errors import PoolFull, StreamGwError
-from stream_fabric.events import AttemptEnd, AttemptTrace
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX, YIELD_WAIT_S_MAX
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.overload import (
@@ -23,75 +22,21 @@ from stream_fabric.pool.overload import (
     Overflow,
     OverloadTerms,
 )
-from stream_fabric.pool.placement import BATCH_TIER, TIERS, Placed, Queued, Refused
+from stream_fabric.pool.placement import BATCH_TIER, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
-from stream_fabric.ports import Clock, EventSink, Pools, Random, StreamLog
-from stream_fabric.process.fleet_events import FleetEventReporter
-from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.frames import ErrorInfo, Usage
+from stream_fabric.ports import Clock, Pools, Random, StreamLog
+from stream_fabric.recovery.bill_terms import lost_work
+from stream_fabric.recovery.failover_reporter import FailoverReporter
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
+from stream_fabric.stream.log import Head
 
 _NONCE_BYTES = 4
+_END = Cursor(1 << 31, 0)
+"""Position after all frames of a log, whose meta alone is then read."""
 _UNBILLED_MAX = 10_000
 """Fences without a bill that are remembered; another process may have repeated them."""
-
-
-class FailoverReporter:
-    """Emits events for a replica that can no longer emit its own: lost attempts, and its death."""
-
-    def __init__(self, sink: EventSink, clock: Clock, streams: StreamLog) -> None:
-        self._sink = sink
-        self._clock = clock
-        self._fleet_events = FleetEventReporter(sink, clock, "reaper")
-        self._streams = streams
-
-    async def report_attempt(
-        self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool, own: bool = False
-    ) -> None:
-        """Emit the ``AttemptTrace`` of an attempt that no replica reports.
-
-        ``billed``: the stream ended with this attempt; otherwise another replica continues it. ``error``: its reason,
-        unless the stream has ended in another way. ``own``: the event has the id that a replica's own would have,
-        because that replica may report it too.
-        """
-        stream = work.request.stream
-        status, used = await self._streams.settled(stream) or ("failed", Usage())
-        ended: AttemptEnd = "lost" if not billed else "failed" if status == "live" else status
-        epoch = work.parsed_epoch().n
-        self._sink.emit(
-            AttemptTrace(
-                id=f"{stream}:{work.epoch if own else 'end'}" if billed else f"{stream}:{work.epoch}:lost",
-                at_us=self._clock.now_us(),
-                stream=stream,
-                tenant=work.tenant,
-                model=work.request.model,
-                pool=pool_of(pool),
-                replica=replica,
-                ended=ended,
-                epoch=epoch,
-                attempt=work.attempt,
-                tier=TIERS[work.rank],
-                trace_id=work.request.traceparent[3:35] or stream[5:],
-                prompt_tokens=used.prompt,
-                cached_tokens=used.cached,
-                output_tokens=used.output,
-                reasoning_tokens=used.reasoning,
-                error_code=error.code if ended in ("failed", "lost") and not own else "",
-                billed=billed,
-                price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
-                key=work.key,
-                user_hash=work.user_hash,
-                session_hash=work.session,
-                endpoint=work.request.kind,
-                retention_days=work.retention_days,
-            )
-        )
-
-    def report_dead(self, pool: str, replica: ReplicaId, streams: int) -> None:
-        """Emit the fleet event of a dead replica that had ``streams`` streams in flight."""
-        self._fleet_events.report(
-            "dead", pool=pool_of(pool), replica=replica, reason="its lease expired", figures={"streams": streams}
-        )
 
 
 class Failover:
@@ -271,11 +216,13 @@ class Failover:
     ) -> None:
         """End the stream with ``error`` and take it off the replica's list of streams in flight.
 
-        ``epoch``: the replica's epoch, if known. ``work``: the request, if known; its attempt is then reported.
+        ``epoch``: the replica's epoch, if known. ``work``: the request, if known; else the bill is made from the meta.
         ``dead``: as in ``rescue``.
 
         Raises FabricError; the call can then be repeated.
         """
+        if work is None:
+            _, work = await self._lost_work(stream) or ("", None)
         fenced = await self._fence(stream, replica, error, epoch)
         if work is not None and fenced:
             await self._report(pool, replica, work, error, billed=True)
@@ -298,8 +245,8 @@ class Failover:
         else:  # its list does not tell: it lists what it runs
             due = head.epoch.nonce == self._unbilled.get(stream)
         if due:
-            own = head.epoch.n == work.parsed_epoch().n
-            await self._report(pool, replica, work, error, billed=True, own=own)
+            is_fenced = head.status == "failed" and head.epoch.n != work.parsed_epoch().n
+            await self._report(pool, replica, work, error, billed=True, ended_in=None if is_fenced else head.epoch)
 
     async def fence(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, epoch: Epoch) -> None:
         """End the stream in its log, with its bill, unless another producer has begun a newer epoch.
@@ -308,6 +255,21 @@ class Failover:
         """
         if await self._fence(work.request.stream, None, error, epoch):
             await self._report(pool, replica, work, error, billed=True)
+
+    async def end_orphan(self, stream: StreamId, head: Head, error: StreamGwError) -> None:
+        """End a live stream that neither a producer nor a queue has, with its bill. ``head``: as it was found.
+
+        Raises FabricError; the call can then be repeated.
+        """
+        found = await self._lost_work(stream)
+        if found is not None:
+            pool, work = found
+            await self.fence(pool, head.replica or ReplicaId(""), work, error, head.epoch)
+
+    async def _lost_work(self, stream: StreamId) -> tuple[str, Work] | None:
+        """Return what the bill of a live stream needs, from its meta: no pool has its request."""
+        page = await self._streams.watch(stream, None, None, _END)
+        return None if page is None or page.status != "live" else lost_work(stream, page)
 
     async def _fence(
         self, stream: StreamId, replica: ReplicaId | None, error: StreamGwError, epoch: Epoch | None
@@ -322,10 +284,17 @@ class Failover:
         return fenced
 
     async def _report(
-        self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool, own: bool = False
+        self,
+        pool: str,
+        replica: ReplicaId,
+        work: Work,
+        error: StreamGwError,
+        *,
+        billed: bool,
+        ended_in: Epoch | None = None,
     ) -> None:
         if self._reporter is not None:
-            await self._reporter.report_attempt(pool, replica, work, error, billed=billed, own=own)
+            await self._reporter.report_attempt(pool, replica, work, error, billed=billed, ended_in=ended_in)
         self._unbilled.pop(work.request.stream, None)
 
 

@@ -111,6 +111,11 @@ class Producer:
         return self._frames[-1] if self._frames else None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it has taken a frame, or none was made before it. Else what was used before it may be unknown yet."""
+        return not self.base or self.last > self.base
+
+    @property
     def pending(self) -> int:
         """Number of frames still to append: neither acknowledged by the log nor in the append in flight."""
         return 0 if self.stopped else self.last - (self.sent if self.in_flight else self.acked)

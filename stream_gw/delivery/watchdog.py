@@ -10,10 +10,9 @@ from typing import Any
 
 from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, WATCHDOG_S
-from stream_fabric.ports import Random
 from stream_fabric.process.slots import Slots
+from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST
-from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_fabric.stream.log import Head
 from stream_fabric.stream.reader import Need
@@ -37,16 +36,17 @@ class Watchdog:
         self,
         hub: Hub,
         produces: Callable[[ReplicaId | None, StreamId], Coroutine[Any, Any, bool]],
-        random: Random,
+        failover: Failover,
         *,
         every_s: float = WATCHDOG_S,
         away_s: float = FABRIC_AWAY_S_MAX,
     ) -> None:
-        """``produces(replica, stream)``: whether the stream has a live producer or is queued."""
+        """``produces(replica, stream)``: whether the stream has a live producer or is queued. ``failover`` ends those
+        that have none."""
         self._hub = hub
         self._log = hub.log
         self._produces = produces
-        self._random = random
+        self._failover = failover
         self._every_s = every_s
         self._away_s = away_s
         self._away_since: dict[int, float] = {}
@@ -147,6 +147,6 @@ class Watchdog:
                 local.missing = None
                 return
             if self._is_orphan(local):
-                await self._log.fence(local.id, head.replica, self._random.token_hex(4), ErrorInfo.of(LOST))
+                await self._failover.end_orphan(local.id, head, LOST)
         except FabricError as error:
             log.warning("producer of a stream not checked: stream=%s error=%s", local.id, error)

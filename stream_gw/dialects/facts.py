@@ -1,9 +1,11 @@
-"""Facts kept in a stream's meta, so that every gateway encodes it in the same way at every replay."""
+"""A stream's meta: facts, so that every gateway encodes it in the same way at every replay, and what its bill needs."""
 
 from __future__ import annotations
 
 import msgspec
 
+from stream_fabric.pool.records import Work
+from stream_fabric.recovery.bill_terms import BillTerms
 from stream_fabric.stream.frames import MaybeRaw
 from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.requests import CreateRequest, Kind
@@ -61,3 +63,20 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
             settings=request.settings,
             compaction=request.compaction,
         )
+
+
+class StreamMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a stream's record in the fabric that only gateways read."""
+
+    facts: StreamFacts
+    user: str | None = None
+    bill: BillTerms = BillTerms()
+
+
+_encoder = msgspec.json.Encoder()
+meta_decoder = msgspec.json.Decoder(StreamMeta)
+
+
+def encoded_meta(facts: StreamFacts, user: str | None, work: Work, pool: str) -> bytes:
+    """Encode the meta of a stream that is sent to ``pool``."""
+    return _encoder.encode(StreamMeta(facts, user, BillTerms.of(work, pool)))

@@ -42,7 +42,7 @@ from stream_gw.streams.idempotency import IdempotencyKeys
 from stream_gw.streams.ladder import Ladder, ladder_of
 from stream_gw.streams.new_work import make_work, new_id
 from stream_gw.streams.off_loop import off_loop
-from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
+from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.streams.placements import PlacementRecords
 from stream_gw.streams.readiness import Readiness
@@ -139,13 +139,12 @@ class StreamCreation:
         facts = StreamFacts.of(stream, created_ms(stream) // 1000, request)
         trace.facts, trace.user, trace.pool, trace.tier = facts, user, pool, request.tier
         trace.prices = records.prices(who.tenant, request.model)
-        meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
         is_new = stream == claimed
         async with self._keys.freeing(call, stream, is_new=is_new):
             call.check_facts(facts)  # before anything else is kept
         terms = terms_of(parts, who, request, user, now_ms)
-        work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
+        work = make_work(parts, call, epoch, facts, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
         trace.placing = parts.clock.monotonic_us()
         if terms.any:

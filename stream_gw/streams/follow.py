@@ -19,10 +19,10 @@ from stream_fabric.stream.reader import check_cursor
 from stream_gw.auth import Principal, Scope
 from stream_gw.delivery.hub import no_stream
 from stream_gw.dialects import DIALECTS, encoder_class
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import StreamFacts, StreamMeta, meta_decoder
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.off_loop import frames_off_loop
-from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
+from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.streams.placements import PlacementRecords
 

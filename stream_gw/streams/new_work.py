@@ -16,6 +16,7 @@ from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.ids import StreamId, moved_to, new_stream_id
 from stream_gw.auth import Principal
+from stream_gw.dialects.facts import StreamFacts, encoded_meta
 from stream_gw.dialects.prompt import estimated_tokens
 from stream_gw.observe.trace import hashed_user
 from stream_gw.privacy.kv_isolation import salted_body
@@ -37,9 +38,8 @@ def new_id(parts: GatewayParts, cell: str, now_ms: int) -> StreamId:
 def make_work(
     parts: GatewayParts,
     call: CreateCall,
-    stream: StreamId,
     epoch: Epoch,
-    meta: bytes,
+    facts: StreamFacts,
     cell: str,
     now_ms: int,
     hashes: Sequence[int],
@@ -49,17 +49,17 @@ def make_work(
 ) -> Work:
     """Make the record of the request that a replica will run."""
     plan = parts.authenticator.keys.plan(call.who.tenant)
-    request, trace, tenant = call.request, call.trace, call.who.tenant
+    request, trace, tenant, stream = call.request, call.trace, call.who.tenant, facts.stream
     estimates = parts.directory.estimates(cell, route_key(request.model, request.own_dialect, TIERS[request.tier]))
     limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
     repairs = min(request.repairs, plan.repairs)
     deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
     body = salted_body(request.body, salt)
-    return Work(
+    work = Work(
         EngineRequest(stream, request.kind, request.model, body, deadline_ms, trace.traceparent(stream)),
         str(epoch),
         tenant,
-        meta,
+        b"",
         _grace_s(parts, call),
         tier=min(request.tier, BATCH_TIER),
         free=request.tier == FREE_TIER,
@@ -80,6 +80,7 @@ def make_work(
         repairs=repairs,
         moderated=plan.moderation == "all" and request.kind in ("chat", "completions"),
     )
+    return msgspec.structs.replace(work, facts=encoded_meta(facts, trace.user, work, trace.pool))
 
 
 def _grace_s(parts: GatewayParts, call: CreateCall) -> float | None:

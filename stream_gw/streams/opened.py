@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.delivery.local_stream import Subscription
@@ -15,17 +13,6 @@ from stream_gw.dialects import encoder_for
 from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.streams.off_loop import frames_off_loop
-
-
-class StreamMeta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a stream's record in the fabric that only gateways read."""
-
-    facts: StreamFacts
-    user: str | None = None
-
-
-meta_encoder = msgspec.json.Encoder()
-meta_decoder = msgspec.json.Decoder(StreamMeta)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stream_gw.auth import Principal
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import StreamFacts, meta_decoder
 from stream_gw.dialects.responses.requests import OPENAI, Asked
 from stream_gw.dialects.responses.whole import DIALECTS, response_of
 from stream_gw.responses import (
@@ -21,7 +21,6 @@ from stream_gw.responses import (
     refers,
 )
 from stream_gw.streams.gateway import Gateway
-from stream_gw.streams.opened import meta_decoder
 
 
 class StoredRequest:

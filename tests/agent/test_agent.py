@@ -27,7 +27,8 @@ from stream_fabric.pool.placement import BATCH_TIER, Placed, Queued
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
 from stream_fabric.ports import Clock, FrameSink, SleepLevel
 from stream_fabric.process.host import HostClock, HostRandom
-from stream_fabric.recovery.failover import Failover, FailoverReporter
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LOST, SEEN_DEAD_S, LeaseReaper
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock

@@ -14,7 +14,7 @@ from inference.agent.streams import Streams
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S, ENDED_KEPT_S, HEADS_MAX
 from stream_fabric.ports import StreamLog
-from stream_fabric.stream.frames import ChoiceEnd, Delta, Open
+from stream_fabric.stream.frames import ChoiceEnd, Delta, Open, Usage
 from stream_fabric.stream.ids import GatewayId, StreamId
 from stream_fabric.stream.log import Head
 from tests.agent.test_lease import stream
@@ -79,6 +79,22 @@ async def test_logs_are_compared_seldom_and_at_once_when_the_doorbell_is_connect
         await asyncio.sleep(1.5)
         assert log.asked == [2] * 8
         running.cancel()
+
+
+@on_virtual_time
+async def test_a_stream_that_is_being_taken_over_is_left_to_the_takeover() -> None:
+    """A cancel found here would end it before the usage of its earlier producers is known: its bill had no tokens."""
+    log, streams = CountingLog(), streams_of(0)
+    taken = streams.running[StreamId("taken")] = stream("taken", base=4)
+    async with asyncio.TaskGroup() as tasks:
+        check = tasks.create_task(LogCheck(cast(StreamLog, log), streams, cast(Any, Silent())).run())
+        await asyncio.sleep(6)
+        assert log.names == []
+        taken.producer.receive_prior_usage(Usage(3, 0, 0, 7))
+        taken.frame(Open(0, 0, "text"))
+        await asyncio.sleep(5)
+        assert [name for _, name in log.names] == ["taken"]
+        check.cancel()
 
 
 def end(streams: Streams, name: str) -> None:

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
 from stream_fabric.errors import StreamGwError
 from stream_fabric.events import RequestTrace
-from stream_fabric.ports import Clock
+from stream_fabric.ports import Clock, Pools, StreamLog
 from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery.failover import Failover
 from stream_fabric.redis.client import Address, Partitions, RedisClient
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.index import RedisIndex
@@ -90,6 +92,11 @@ class Reading:
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
         self.failures.append((error, cursor))
+
+
+def failover_of(log: StreamLog) -> Failover:
+    """A failover that can end streams, and place none."""
+    return Failover(cast(Pools, None), log, HostClock(), HostRandom())
 
 
 @dataclass

@@ -17,7 +17,7 @@ from stream_fabric.limits import ORPHAN_GRACE_S, WATCHDOG_S
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Candidate
 from stream_fabric.ports import Pools, StreamLog
-from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.host import HostClock
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pools import RedisPools
@@ -34,7 +34,7 @@ from stream_gw.routing import queue_positions as lines_module
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from tests.fabric.test_placement import FAR_S, ask, info_of, work_of
-from tests.gateway.in_process import silent
+from tests.gateway.in_process import failover_of, silent
 from tests.support.proxy import Proxy
 from tests.support.virtual import on_virtual_time
 from tests.support.waiting import eventually
@@ -101,7 +101,7 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
         await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
         lines = QueuePositions(pools, directory, lambda: 0)
         lines.add(info.pool, subscription)
-        yield World(hub, Watchdog(hub, directory.produces, HostRandom(), every_s=0.02), lines, outlet, proxy)
+        yield World(hub, Watchdog(hub, directory.produces, failover_of(hub.log), every_s=0.02), lines, outlet, proxy)
         subscription.close()
         proxy.refuse = False
         await pools.retire(info.pool, info.replica, leaving=True)
@@ -184,7 +184,7 @@ async def test_a_reader_is_not_ended_for_an_outage_before_it_came() -> None:
     now, tenant = asyncio.get_running_loop().time, TenantId("acme")
     async with asyncio.TaskGroup() as tasks:
         hub = Hub(GatewayId("g"), cast(StreamLog, AwayLog()), HostClock(), silent, tasks)
-        watchdog = tasks.create_task(Watchdog(hub, produced, HostRandom(), every_s=1.0, away_s=10.0).run())
+        watchdog = tasks.create_task(Watchdog(hub, produced, failover_of(hub.log), every_s=1.0, away_s=10.0).run())
         early = hub.expect(StreamId("s"), tenant, Epoch(1, "aa")).attach(Reading())
         await asyncio.sleep(3)
         early.close()
@@ -228,7 +228,7 @@ async def test_a_silent_shard_delays_the_checks_of_no_other() -> None:
         hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
         ids = [next(s for n in range(99) if partition_of(s := StreamId(f"s{n}"), 2) == each) for each in (0, 1)]
         readers = [hub.expect(each, TenantId("acme"), Epoch(1, "aa")).attach(Reading()) for each in ids]
-        watchdog = tasks.create_task(Watchdog(hub, ask_silent_pool, HostRandom(), every_s=1.0).run())
+        watchdog = tasks.create_task(Watchdog(hub, ask_silent_pool, failover_of(hub.log), every_s=1.0).run())
         await asyncio.sleep(10.5)
         assert (log.read.count(1), log.read.count(0)) == (10, 2)
         assert looked == [ids[1]] * 2, "one look-up of a stream at a time"
@@ -260,7 +260,7 @@ async def test_lookups_at_a_silent_shard_delay_those_of_no_other() -> None:
         ids = [*(StreamId(f"silent{number}") for number in range(100)), StreamId("works")]
         readers = [hub.expect(each, TenantId("acme"), Epoch(1, "aa")).attach(Reading()) for each in ids]
         begun = asyncio.get_running_loop().time()
-        watchdog = tasks.create_task(Watchdog(hub, find, HostRandom()).run())
+        watchdog = tasks.create_task(Watchdog(hub, find, failover_of(hub.log)).run())
         await asyncio.sleep(2 * WATCHDOG_S + 1)
         assert found and found[0] - begun < 2 * WATCHDOG_S + 0.5
         watchdog.cancel()
@@ -286,7 +286,7 @@ async def test_a_late_answer_takes_nothing_off_the_time_for_a_lost_stream_to_rea
     now, outlet, log = asyncio.get_running_loop().time, Reading(), EmptyLog()
     async with asyncio.TaskGroup() as tasks:
         hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
-        watchdog = tasks.create_task(Watchdog(hub, produced, HostRandom()).run())
+        watchdog = tasks.create_task(Watchdog(hub, produced, failover_of(hub.log)).run())
         hub.expect(StreamId("s"), TenantId("acme"), Epoch(1, "aa")).attach(outlet)
         while not outlet.failures:
             await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from stream_fabric.redis.client import RedisClient
@@ -16,10 +17,10 @@ from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import Open, Usage, encode, encode_text
 from stream_fabric.stream.ids import new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import StreamFacts, StreamMeta
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.body_bytes import BodyBytes
-from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
+from stream_gw.streams.opened import OpenedStream
 from stream_gw.transport.ws import subscribe
 from stream_gw.transport.ws_socket import Channel, Socket
 from tests.gateway.in_process import WHO, in_process
@@ -76,7 +77,7 @@ async def test_a_snapshot_of_many_frames_is_made_beside_the_loop() -> None:
 async def test_the_place_of_a_reader_among_many_frames_is_found_beside_the_loop(redis_client: RedisClient) -> None:
     async with in_process(redis_client) as world:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
-        meta = meta_encoder.encode(StreamMeta(StreamFacts(stream, 1, world.model)))
+        meta = msgspec.json.encode(StreamMeta(StreamFacts(stream, 1, world.model)))
         await world.log.create(stream, Epoch(1, "aa"), WHO.tenant, meta, None)
         part = Append(stream, "1.aa", 1, FRAMES, b"\n".join(LINES), Usage(1, FRAMES))
         (reply,) = await world.log.append(world.log.partition(stream), [part])

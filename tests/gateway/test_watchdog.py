@@ -8,16 +8,20 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from stream_fabric.process.host import HostRandom
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import Note, encode
+from stream_fabric.stream.frames import Delta, Note, Usage, encode
+from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.log import Append
+from stream_gw.delivery import watchdog as watchdog_module
 from stream_gw.delivery.local_stream import LocalStream, Subscription
 from stream_gw.delivery.watchdog import Watchdog
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.readiness import Readiness
-from tests.gateway.in_process import InProcess, Reading, in_process
+from tests.gateway.in_process import WHO, InProcess, Reading, failover_of, in_process
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.platform
@@ -45,7 +49,7 @@ async def test_readers_hear_of_a_fabric_that_stays_away(world: InProcess) -> Non
     opened.subscribe(outlet)
     parts.hub.local[opened.id.encode()].receive(opened.epoch.encode(), 1, 2, b'0" a"\n0" b"')
     watchdog = asyncio.create_task(
-        Watchdog(parts.hub, parts.directory.produces, HostRandom(), every_s=0.05, away_s=AWAY_S).run()
+        Watchdog(parts.hub, parts.directory.produces, failover_of(parts.log), every_s=0.05, away_s=AWAY_S).run()
     )
     world.log_link.refuse = True
     world.log_link.cut_all()
@@ -63,7 +67,7 @@ async def test_a_shorter_outage_ends_no_stream(world: InProcess) -> None:
     opened = await created(world)
     outlet = Reading()
     subscription = opened.subscribe(outlet)
-    watchdog = Watchdog(parts.hub, parts.directory.produces, HostRandom(), every_s=0.05, away_s=30.0)
+    watchdog = Watchdog(parts.hub, parts.directory.produces, failover_of(parts.log), every_s=0.05, away_s=30.0)
     running = asyncio.create_task(watchdog.run())
     for _ in range(2):
         world.log_link.refuse = True
@@ -74,6 +78,31 @@ async def test_a_shorter_outage_ends_no_stream(world: InProcess) -> None:
     assert not outlet.failures
     running.cancel()
     subscription.close()
+
+
+async def test_a_stream_that_nothing_produces_ends_with_its_bill(
+    world: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pool has lost the request, and its replica is dead: the stream's meta has what the bill needs."""
+    monkeypatch.setattr(watchdog_module, "ORPHAN_GRACE_S", 0.1)
+    parts, used = world.gateway.parts, Usage(9, 0, 0, 1)
+    opened = await created(world)
+    outlet = Reading()
+    opened.subscribe(outlet)
+    append = Append(opened.id, opened.epoch, 1, 1, encode(Delta(0, " a", 1)), used)
+    await world.log.append(world.log.partition(opened.id), [append])
+    reporter = FailoverReporter(world.heard, parts.clock, parts.log)
+
+    async def is_lost(replica: ReplicaId | None, stream: StreamId) -> bool:
+        return False
+
+    failover = Failover(parts.pools, parts.log, parts.clock, parts.random, reporter)
+    watching = asyncio.create_task(Watchdog(parts.hub, is_lost, failover, every_s=0.02).run())
+    (bill,) = await eventually(lambda: world.heard.attempts, "the bill")
+    watching.cancel()
+    assert (bill.stream, bill.ended, bill.billed, bill.error_code) == (opened.id, "failed", True, "replica_lost")
+    assert (bill.tenant, bill.model, bill.pool) == (WHO.tenant, world.model, world.model)
+    assert (bill.prompt_tokens, bill.output_tokens) == (9, 1)
 
 
 async def test_a_gateway_is_ready_while_a_part_of_the_fabric_answers(world: InProcess) -> None:

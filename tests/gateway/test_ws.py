@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -35,9 +36,9 @@ from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import End, Usage, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import StreamFacts, StreamMeta
 from stream_gw.streams.body_bytes import BodyBytes
-from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
+from stream_gw.streams.opened import OpenedStream
 from stream_gw.transport.stall import StallTimer
 from stream_gw.transport.ws import Session, subscribe
 from stream_gw.transport.ws_socket import Channel, Socket
@@ -705,7 +706,7 @@ async def ended_in_epoch_2(platform: Running, entries: int) -> str:
     try:
         log = RedisStreamLog(client, await check_partitions(client, 4), ReplicaId("taker"))
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
-        meta = meta_encoder.encode(StreamMeta(StreamFacts(stream, int(time.time()), MODEL)))
+        meta = msgspec.json.encode(StreamMeta(StreamFacts(stream, int(time.time()), MODEL)))
         await log.create(stream, Epoch(1, "aa"), TenantId("dev"), meta, None)
         taken = await log.takeover(stream, Epoch(1, "aa"), "bb")
         assert taken is not None and taken.epoch.n == 2

@@ -14,7 +14,8 @@ from stream_fabric.errors import EngineFailed, EngineLost, FabricUnavailable
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.ports import FrameSink, SleepLevel
-from stream_fabric.recovery.failover import FailoverReporter
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.subscriber import partition_channels
@@ -134,10 +135,11 @@ class GatewayHost(Host):
                 tracer,
             )
             gateway = Gateway(parts)
-            watchdog = Watchdog(hub, directory.produces, entropy)
+            reporter = FailoverReporter(self.w.events, clock, streams)  # type: ignore[arg-type]
+            failover = Failover(pools, streams, clock, entropy, reporter)  # type: ignore[arg-type]
+            watchdog = Watchdog(hub, directory.produces, failover)
             for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):
                 tasks.create_task(work)
-            reporter = FailoverReporter(self.w.events, clock, streams)  # type: ignore[arg-type]
             tasks.create_task(LeaseReaper(pools, streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
             await hub.subscription.wait_ready()
             self.gateway = gateway

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stream_fabric.events import AttemptTrace
 from stream_fabric.stream.frames import (
     INPUT_PREFIX,
     STARTED_PREFIX,
@@ -107,11 +108,21 @@ def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
     if spec.kind in ("chat", "completions"):
         _check_text(world, stream, lines, spec)
     if lossless(world):
+        _check_bill(world, stream, state)
         _check_outcome(world, stream, end, spec)
         producers = [replica for (name, _), replica in world.witness.writers.items() if name == stream]
         require(len(producers) <= ATTEMPTS_MAX + world.chaos.yields, f"6: {stream} had the producers {producers}")
     elif not world.faults - _PRODUCERS_LIVE and lines[0].startswith(STARTED_PREFIX):
         require(end.status in ("completed", "cancelled"), f"10: {stream} has its producer, and ends with {end.error}")
+
+
+def _check_bill(world: World, stream: StreamId, state: StreamState) -> None:
+    """Whatever ended the stream, it has one bill, of what was settled; an event that comes twice is one bill."""
+    attempts = (event for event in world.events.events if isinstance(event, AttemptTrace))
+    bills = {each.id: each for each in attempts if each.billed and each.stream == stream}
+    figures = [(each.prompt_tokens, each.output_tokens) for each in bills.values()]
+    wanted = [(state.usage.prompt, state.usage.output)] if state.begun else [(0, 0)] * len(bills)
+    require(figures == wanted, f"5: {stream} is {state.status} with {wanted}, and its bills are {figures}")
 
 
 _PRODUCERS_LIVE = {"failover", "wipe", "drop", "cut", "slow", "leave", "gateway", "frozen gateway", "cancel"}

@@ -27,6 +27,8 @@ KEPT = (
     (4408,),  # two rescuers die between takeover and place, one of them while it places another stream
     (8801,),  # batch work that has not begun waits its time out while the pool yields
     (1725,),  # three outages of Redis, and a look at the leases after each
+    (4331,),  # a look at the log finds a cancel while a takeover, which stands still, has not read what was used
+    (5894,),  # a batch stream is cancelled between the takeover that yields it and its place in the queue
     (9654,),  # a failover loses a takeover that a reader has heard of, and the stream ends before its cursor
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""

@@ -19,12 +19,12 @@ from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.stream.log import CreateCode
 from stream_gw.dialects.context import check_context
+from stream_gw.dialects.facts import encoded_meta
 from stream_gw.dialects.prompt import estimated_tokens
 from stream_gw.privacy.kv_isolation import prefix_scope
 from stream_gw.routing.place_request import Outcome, place, place_at_host
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.off_loop import off_loop
-from stream_gw.streams.opened import StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
 
 
@@ -126,10 +126,9 @@ class Ladder:
         assert facts is not None
         facts = msgspec.structs.replace(facts, model=model)
         limit = work.output_limit // request.n
-        return msgspec.structs.replace(
+        made = msgspec.structs.replace(
             work,
             request=msgspec.structs.replace(work.request, model=model, body=with_model(work.request.body, model)),
-            facts=meta_encoder.encode(StreamMeta(facts, self.user)),
             # The budgets have reserved this prompt
             prompt_tokens=work.prompt_tokens
             if work.grant
@@ -138,6 +137,7 @@ class Ladder:
             prefix=array("I", hashes).tobytes(),
             prices=parts.authenticator.keys.prices(work.tenant, model),
         )
+        return msgspec.structs.replace(made, facts=encoded_meta(facts, self.user, made, pool_of(pool)))
 
 
 def _is_dearer(prices: Prices | None, than: Prices | None) -> bool:

@@ -12,7 +12,7 @@ from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal
 from stream_gw.delivery.outlet import HeldOutlet
 from stream_gw.dialects import encoder_class
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import StreamFacts, StreamMeta
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.dialects.responses.bodies import ReadResponseQuery
 from stream_gw.dialects.responses.errors import is_open
@@ -26,7 +26,7 @@ from stream_gw.streams.context.fit import fitted
 from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import frames_off_loop, off_loop
-from stream_gw.streams.opened import OpenedStream, StreamMeta
+from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.stored_responses import StoredRequest, check_early, delete_stored, read_stored, with_history
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp

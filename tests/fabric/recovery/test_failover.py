@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.events import Prices
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.process.host import HostClock, HostRandom
-from stream_fabric.recovery.failover import Failover, FailoverReporter, placement_record, wait_s
+from stream_fabric.recovery.bill_terms import BillTerms
+from stream_fabric.recovery.failover import Failover, placement_record, wait_s
+from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.redis.client import Partitions
 from stream_fabric.redis.pools import RedisPools
@@ -39,9 +42,9 @@ class Setting:
         self.log = RedisStreamLog(pool.client, Partitions(4), replica("any"))
         self.failover = Failover(pool.pools, self.log, HostClock(), HostRandom())
 
-    async def begin(self, on: ReplicaId) -> StreamId:
+    async def begin(self, on: ReplicaId, meta: bytes = b"{}") -> StreamId:
         stream = new_stream()
-        await self.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        await self.log.create(stream, Epoch(1, "aa"), ACME, meta, None)
         assert await self.pool.place(stream, on) == on
         return stream
 
@@ -259,9 +262,9 @@ class Billed(Setting):
         assert not await self.pool.pools.in_flight(self.pool.name, lost)
         return [(each.id.removeprefix(stream), each.ended, each.output_tokens) for each in self.heard.attempts]
 
-    async def produced(self, lost: ReplicaId) -> StreamId:
+    async def produced(self, lost: ReplicaId, meta: bytes = b"{}") -> StreamId:
         """Begin a stream that its replica then produces seven tokens of."""
-        stream = await self.begin(lost)
+        stream = await self.begin(lost, meta)
         log = RedisStreamLog(self.pool.client, Partitions(4), lost)
         appends = [Append(stream, "1.aa", 1, 1, encode(Delta(0, "Hi", 7)), Usage(3, 0, 0, 7))]
         (reply,) = await log.append(partition_of(stream, 4), appends)
@@ -310,3 +313,40 @@ async def test_a_stream_that_is_cancelled_after_its_replica_died_is_billed(pool:
     for _ in range(2):
         await setting.rescuer().rescue(pool.name, lost, stream, LOST, dead=True)
     assert await setting.bills(stream, lost) == [(":1.aa", "cancelled", 7)]
+
+
+async def test_a_cancel_after_an_unfinished_takeover_has_one_bill(pool: Pool) -> None:  # noqa: F811
+    """The pool may list the stream in its queue by now: who removes it there gives its bill the same id."""
+    setting, lost = Billed(pool), replica("lost")
+    await pool.renew(lost)
+    stream = await setting.produced(lost)
+    await pool.renew(replica("other"))
+    taken = await setting.log.takeover(stream, Epoch(1, "aa"), "bb")
+    assert taken is not None and (await setting.log.cancel(stream, ACME)).result == "accepted"
+    await setting.rescuer().rescue(pool.name, lost, stream, LOST, dead=True)
+    assert await setting.bills(stream, lost) == [(":2.bb", "cancelled", 7)]
+
+
+@pytest.mark.parametrize("meta", [b"{}", b"of another version", None])
+@pytest.mark.parametrize("way", ["rescue", "orphan"])
+async def test_a_stream_whose_request_is_lost_is_billed_by_its_meta(pool: Pool, way: str, meta: bytes | None) -> None:  # noqa: F811
+    """A failover of Redis may lose what the pool has, and the log's shard keep the stream."""
+    setting, lost = Billed(pool), replica("lost")
+    terms = BillTerms(pool="p", session="s", prices=Prices(output=3_000_000), key="k", user_hash="u", retention_days=9)
+    whole = msgspec.json.encode({"facts": {"stream": "resp", "created": 1, "model": "m", "n": 1}, "bill": terms})
+    await pool.renew(lost)
+    stream = await setting.produced(lost, whole if meta is None else meta)
+    await pool.pools.remove_in_flight(pool.name, lost, [stream])
+    for _ in range(2):
+        if way == "rescue":
+            await setting.rescuer().rescue(pool.name, lost, stream, LOST, dead=True)
+        else:
+            (head,) = await setting.log.heads(partition_of(stream, 4), [stream], None)
+            assert head is not None
+            await setting.rescuer().end_orphan(stream, head, LOST)
+    assert await setting.bills(stream, lost) == [(":end", "failed", 7)]
+    (bill,) = setting.heard.attempts
+    assert (bill.tenant, bill.prompt_tokens, bill.replica, bill.error_code) == (ACME, 3, lost, LOST.code)
+    if meta is None:
+        assert (bill.model, bill.endpoint, bill.key, bill.user_hash) == ("m", "chat", "k", "u")
+        assert (bill.session_hash, bill.price_micro, bill.retention_days) == ("s", 21, 9)
