@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stream_gw.cli.platform.child import die_with_parent
+from stream_fabric.process.death_signal import die_with_parent
 from tests.support.missing import missing
 from tests.support.server import free_port, wait_for
 from tests.support.tls import Authority

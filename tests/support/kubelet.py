@@ -33,7 +33,7 @@ from typing import Any
 
 import aiohttp
 
-from stream_gw.cli.platform.child import die_with_parent
+from stream_fabric.process.death_signal import die_with_parent
 from tests.support.server import wait_for
 
 _ROOT = Path(__file__).parents[2]

@@ -15,6 +15,7 @@ import msgspec
 
 from inference.agent.structured.worker import question
 from stream_fabric.limits import CHECK_S_MAX, CHECK_WAIT_S_MAX, CHECKS_WAITING_MAX, SCHEMA_BYTES_MAX, SCHEMAS_KEPT
+from stream_fabric.process.death_signal import die_with_parent
 from stream_fabric.stream.frames import Check
 
 log = logging.getLogger(__name__)
@@ -101,8 +102,9 @@ class ReplyChecker:
             try:
                 async with asyncio.timeout(_START_S_MAX):
                     self._child = await asyncio.create_subprocess_exec(
-                        sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-                    )
+                        sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                        preexec_fn=die_with_parent(),  # it sees the end of its stdin between two checks only
+                    )  # fmt: skip
                     await self._warm_up(self._child)
             except TimeoutError:
                 raise OSError(f"the checking process did not start within {_START_S_MAX:g} s") from None

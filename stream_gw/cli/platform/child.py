@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
-import os
 import signal
 import socket
 import sys
@@ -14,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from stream_fabric.process.death_signal import die_with_parent
+
 START_S = 60.0
 STOP_S = 10.0
 _HURRY_S = 3.0
-_PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 0.5
 """Time for what an ended process has written to arrive."""
 _LINE_BYTES_MAX = 1 << 16
@@ -36,20 +35,6 @@ class _Child:
     relay: asyncio.Task[None] | None = None
     error: str = ""
     """The line in which the process said why it ends."""
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Make a ``preexec_fn`` that ends the child when its parent dies. None where the system has no such signal."""
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def arm_death_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(1)
-
-    return arm_death_signal
 
 
 def free_port() -> int:

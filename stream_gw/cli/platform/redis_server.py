@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.process.death_signal import die_with_parent
 from stream_fabric.redis.client import RedisClient
-from stream_gw.cli.platform.child import START_S, die_with_parent, free_port
+from stream_gw.cli.platform.child import START_S, free_port
 
 
 def redis_binary() -> str | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
+import sys
 import time
 from typing import Any
 
@@ -14,6 +17,8 @@ from inference.agent.structured.checker import ReplyChecker, open_checker
 from inference.agent.structured.worker import Replies
 from stream_fabric.limits import CHECK_REASON_CHARS, CHECK_S_MAX, SCHEMA_BYTES_MAX, SCHEMAS_KEPT
 from stream_fabric.stream.frames import Check
+from tests.gateway.processes import alive
+from tests.support.waiting import eventually
 
 PERSON = {
     "type": "object",
@@ -155,6 +160,38 @@ async def test_a_child_that_was_killed_last_has_ended_too() -> None:
             await left
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_child_ends_with_an_agent_that_is_killed_while_it_checks() -> None:
+    code = f"""
+import asyncio
+from inference.agent.structured.checker import ReplyChecker
+from stream_fabric.stream.frames import Check
+
+async def main():
+    checker = ReplyChecker(lambda result: None)
+    await checker.check(b"true", "5")
+    print(checker._child.pid, flush=True)
+    await checker.check({doubling(60)!r}, "5")
+
+asyncio.run(main())
+"""
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert agent.stdout is not None
+    child = int(await agent.stdout.readline())
+
+    def cpu_ticks() -> int:
+        with open(f"/proc/{child}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[11])
+
+    await eventually(lambda: cpu_ticks() > 5, what="the check to begin")
+    agent.kill()
+    await agent.wait()
+    try:
+        await eventually(lambda: not alive(child), what="the checking process to end with its agent")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 async def test_without_replies_there_is_no_process() -> None:
