@@ -25,6 +25,7 @@ from stream_gw.cli.platform.redis_server import redis_binary
 from tests.gateway.wire import Gate
 from tests.support.missing import missing
 from tests.support.redis import PATIENT_MS, RedisCluster
+from tests.support.server import spawn
 
 START_S = 60.0
 STOP_S = 30.0
@@ -62,7 +63,7 @@ class Process:
     def __init__(self, *flags: str, tree: Path | None = None, **env: str) -> None:
         """``tree``: a source tree to run instead of this one."""
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._popen = subprocess.Popen(
+        self._popen = spawn(
             [*CLI, flags[0], "--json", *flags[1:]],
             cwd=tree,
             env=clean_env(**env | ({"PYTHONPATH": str(tree)} if tree else {})),

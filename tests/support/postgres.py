@@ -97,4 +97,5 @@ class PostgresServer(ServerProcess):
         if os.geteuid() != 0:
             return []
         user = pwd.getpwnam(_NEVER_ROOT)
-        return [find_binary("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        setpriv = [find_binary("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        return [*setpriv, "--pdeathsig=KILL"]  # a change of user forgets the signal that ``spawn`` asks for

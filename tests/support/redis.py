@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from tests.support.server import ServerProcess, find_binary, free_port, wait_for
+from tests.support.server import ServerProcess, find_binary, free_port, spawn, wait_for
 
 if TYPE_CHECKING:
     from tests.support.tls import Authority
@@ -358,7 +358,7 @@ class SentinelSetup:
             lines += [f"sentinel auth-pass mymaster {data.password}"] if data.password else []
             lines += [f"sentinel sentinel-pass {own.password}"] if own.password else []
             conf.write_text("\n".join(lines) + "\n")
-            process = subprocess.Popen([binary, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = spawn([binary, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.sentinels.append((port, process))
         for port, _ in self.sentinels:
             # They say hello every two seconds and ask for replicas every ten: a missed round costs as much again

@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Self
 
 import hiredis
 
+from stream_fabric.process.death_signal import die_with_parent
 from tests.support.missing import missing
 
 _STOP_S = 30.0
@@ -56,6 +58,16 @@ def free_port() -> int:
             return port
 
 
+_starter = ThreadPoolExecutor(1, thread_name_prefix="server-starter")
+"""Thread that starts every server: a server is killed when the thread that started it ends."""
+
+
+def spawn(args: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+    """Start a program that ends with this process, also when this process is killed."""
+    options["preexec_fn"] = die_with_parent()
+    return _starter.submit(subprocess.Popen, args, **options).result()
+
+
 class ServerProcess:
     """One process with a folder of its own, which outlives the process until ``close``. Subclasses define ``start``."""
 
@@ -72,7 +84,7 @@ class ServerProcess:
     ) -> subprocess.Popen[bytes]:
         """Start the program with its output appended to ``log``."""
         with self._log_file.open("ab") as log:
-            self.process = subprocess.Popen(args, stdout=log, stderr=log, env=env, **options)
+            self.process = spawn(args, stdout=log, stderr=log, env=env, **options)
         return self.process
 
     @property

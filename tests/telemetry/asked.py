@@ -20,6 +20,7 @@ from telemetry.ask.queries import SAVED
 from telemetry.consume.metrics import ConsumerMetrics
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
+from tests.support.server import spawn
 from tests.support.stores import make_store
 from tests.telemetry.fleet import fleet
 
@@ -36,7 +37,7 @@ class Asked:
         self.url = ""
 
     def __enter__(self) -> Asked:
-        self._process = subprocess.Popen(
+        self._process = spawn(
             [sys.executable, "-m", "tests.telemetry.asked", str(self._dir / "data")], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None

@@ -32,6 +32,7 @@ from stream_fabric.events import (
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from telemetry.kafka.dlq import KafkaDeadLetters
 from telemetry.store.store import Store
+from tests.support.server import spawn
 from tests.support.waiting import eventually
 
 AT_US = (int(time.time()) // 3600 - 2) * 3_600_000_000
@@ -248,7 +249,7 @@ class ConsumerProcess:
     def __init__(self, module: str = "stream_gw.cli", **settings: Any) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
         env |= {f"STREAM_GW_{name.upper()}": str(value) for name, value in settings.items()}
-        self.process = subprocess.Popen(
+        self.process = spawn(
             [sys.executable, "-m", module, "telemetry", "--json"],
             env=env, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
