@@ -60,9 +60,8 @@ class RedisUrl:
                 "the Redis URL cannot be parsed; percent-encode reserved characters, also in the password"
             ) from None
         if parts.scheme not in _MODES:
-            raise ValueError(
-                f"a Redis URL starts with one of {', '.join(f'{m}://' for m in _MODES)}; got {parts.scheme!r}"
-            )
+            given = f"one that starts with {parts.scheme}:" if parts.scheme else "one without a scheme"
+            raise ValueError(f"a Redis URL starts with one of {', '.join(f'{m}://' for m in _MODES)}; got {given}")
         mode, tls = _MODES[parts.scheme]
         if parts.fragment or "@" in parts.path or ("@" in parts.query and "@" not in parts.netloc):
             raise ValueError(

@@ -78,7 +78,7 @@ def key_store(settings: GatewaySettings) -> KeyStore:
     records: list[Record] = []
     if settings.keys_file is not None:
         if dev_key:
-            raise ValueError("set keys_file or dev_key, not both")
+            raise ValueError("set STREAM_GW_KEYS_FILE or STREAM_GW_DEV_KEY, not both")
         try:
             records = read_keys_file(settings.keys_file)
         except OSError as error:

@@ -19,7 +19,7 @@ from stream_fabric.limits import (
     TRACE_ONE_IN_MAX,
 )
 from stream_fabric.moderation.settings import ModerationSettings
-from stream_fabric.process.settings import EmitSettings, FabricSettings
+from stream_fabric.process.settings import EmitSettings, FabricSettings, SettingsConflict
 from stream_gw.auth.peppered import PEPPER_BYTES_MIN
 from stream_gw.auth.tokens import SECRET_BYTES_MIN
 
@@ -65,7 +65,11 @@ class DatabaseSettings(FabricSettings):
     def _check_peppers(self) -> DatabaseSettings:
         previous = self.key_pepper_previous.get_secret_value()
         if previous and not self.key_pepper.get_secret_value():
-            raise ValueError("key_pepper_previous needs key_pepper, the pepper of new keys")
+            raise SettingsConflict(
+                "STREAM_GW_KEY_PEPPER_PREVIOUS needs STREAM_GW_KEY_PEPPER, the pepper of new keys",
+                "key_pepper_previous",
+                "key_pepper",
+            )
         return self
 
 

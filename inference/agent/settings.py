@@ -11,7 +11,7 @@ from stream_fabric.accounts.records import REGION_PATTERN
 from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.pool.cells import CELLS_MAX
-from stream_fabric.process.settings import EmitSettings
+from stream_fabric.process.settings import EmitSettings, SettingsConflict
 
 
 class AgentSettings(EmitSettings, ModerationSettings):
@@ -157,7 +157,8 @@ class AgentSettings(EmitSettings, ModerationSettings):
     def _check_renews_in_time(cls, value: float, info: ValidationInfo) -> float:
         ttl_s = info.data.get("lease_ttl_s")  # missing when it is invalid itself
         if ttl_s is not None and value * 2 > ttl_s:
-            raise ValueError(
-                f"must be at most half of lease_ttl_s ({ttl_s:g}), so that one lost renewal kills no lease"
+            raise SettingsConflict(
+                f"must be at most half of lease_ttl_s ({ttl_s:g}), so that one lost renewal kills no lease",
+                "lease_ttl_s",
             )
         return value

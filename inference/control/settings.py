@@ -8,7 +8,9 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from stream_fabric.process.settings import EmitSettings
+from stream_fabric.process.settings import EmitSettings, SettingsConflict
+
+_SCALER_FILES = ("scaler_cert", "scaler_key", "scaler_client_ca")
 
 
 class ControllerSettings(EmitSettings):
@@ -71,17 +73,25 @@ class ControllerSettings(EmitSettings):
     def _check_scaler(self) -> Self:
         files = (self.scaler_cert, self.scaler_key, self.scaler_client_ca)
         if len({path is None for path in files}) > 1:
-            raise ValueError(
-                "set all or none of STREAM_GW_SCALER_CERT, STREAM_GW_SCALER_KEY and STREAM_GW_SCALER_CLIENT_CA"
+            raise SettingsConflict(
+                "set all or none of STREAM_GW_SCALER_CERT, STREAM_GW_SCALER_KEY and STREAM_GW_SCALER_CLIENT_CA",
+                *_SCALER_FILES,
             )
         if self.scaler_port < 0:
             return self
         if self.pools_file is None:
-            raise ValueError("STREAM_GW_SCALER_PORT needs STREAM_GW_POOLS_FILE: the scaler serves the planned pools")
+            raise SettingsConflict(
+                "STREAM_GW_SCALER_PORT needs STREAM_GW_POOLS_FILE: the scaler serves the planned pools",
+                "scaler_port",
+                "pools_file",
+            )
         if files[0] is None and not _is_loopback(self.scaler_host):
-            raise ValueError(
+            raise SettingsConflict(
                 f"STREAM_GW_SCALER_HOST {self.scaler_host} is not loopback: set STREAM_GW_SCALER_CERT, "
-                "STREAM_GW_SCALER_KEY and STREAM_GW_SCALER_CLIENT_CA"
+                "STREAM_GW_SCALER_KEY and STREAM_GW_SCALER_CLIENT_CA",
+                "scaler_port",
+                "scaler_host",
+                *_SCALER_FILES,
             )
         return self
 

@@ -12,6 +12,14 @@ from stream_fabric.process.logs import Level
 from stream_fabric.redis_url import RedisUrl
 
 
+class SettingsConflict(ValueError):
+    """Settings that are wrong together. ``names``: the fields that the check compares."""
+
+    def __init__(self, message: str, *names: str) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class FabricSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="STREAM_GW_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -77,13 +85,26 @@ class EventSettings(FabricSettings):
         if self.events != "kafka":
             return self
         if not self.kafka_servers:
-            raise ValueError("STREAM_GW_EVENTS=kafka needs brokers; set STREAM_GW_KAFKA_SERVERS to host:port,host:port")
+            raise SettingsConflict(
+                "STREAM_GW_EVENTS=kafka needs brokers; set STREAM_GW_KAFKA_SERVERS to host:port,host:port",
+                "events",
+                "kafka_servers",
+            )
         if bool(self.kafka_sasl) != bool(self.kafka_user):
-            raise ValueError("STREAM_GW_KAFKA_SASL and STREAM_GW_KAFKA_USER must be set together")
+            raise SettingsConflict(
+                "STREAM_GW_KAFKA_SASL and STREAM_GW_KAFKA_USER must be set together", "kafka_sasl", "kafka_user"
+            )
         if not self.kafka_tls and (self.kafka_ca or self.kafka_cert):
-            raise ValueError("STREAM_GW_KAFKA_CA and STREAM_GW_KAFKA_CERT need STREAM_GW_KAFKA_TLS=true")
+            raise SettingsConflict(
+                "STREAM_GW_KAFKA_CA and STREAM_GW_KAFKA_CERT need STREAM_GW_KAFKA_TLS=true",
+                "kafka_ca",
+                "kafka_cert",
+                "kafka_tls",
+            )
         if bool(self.kafka_cert) != bool(self.kafka_key):
-            raise ValueError("STREAM_GW_KAFKA_CERT and STREAM_GW_KAFKA_KEY must be set together")
+            raise SettingsConflict(
+                "STREAM_GW_KAFKA_CERT and STREAM_GW_KAFKA_KEY must be set together", "kafka_cert", "kafka_key"
+            )
         return self
 
 

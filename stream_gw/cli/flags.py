@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from pydantic_settings import CliSettingsSource
 from stream_fabric.arguments import whole
 from stream_fabric.errors import BadRequest
 from stream_fabric.process.logs import configure
-from stream_fabric.process.settings import FabricSettings
+from stream_fabric.process.settings import FabricSettings, SettingsConflict
 from stream_gw.cli.variables import ENV, warn_of_unknown_variables
 
 S = TypeVar("S", bound=FabricSettings)
@@ -80,15 +79,16 @@ def load_settings(model: type[S], args: argparse.Namespace) -> S:
         settings = model(**given)
     except ValidationError as error:
         wrong = error.errors()
-        # A check of several settings names only one of them apart, and the others in its message
-        flagged = any(not item["loc"] or item["loc"][0] in given or _names(item["msg"], given) for item in wrong)
-        raise (UsageError if flagged and given else ValueError)("; ".join(map(_setting_error_text, wrong))) from None
+        flagged = any(not given.keys().isdisjoint(_settings_of(item)) for item in wrong)
+        raise (UsageError if flagged else ValueError)("; ".join(map(_setting_error_text, wrong))) from None
     configure(settings.log_format, settings.log_level)
     return settings
 
 
-def _names(message: str, given: Iterable[str]) -> bool:
-    return any(re.search(rf"\b{name}\b", message) for name in given)
+def _settings_of(item: Any) -> set[str]:
+    """Return the names of the settings that one of pydantic's errors concerns."""
+    conflict = item.get("ctx", {}).get("error")
+    return {*map(str, item["loc"][:1]), *(conflict.names if isinstance(conflict, SettingsConflict) else ())}
 
 
 def _setting_error_text(item: Any) -> str:

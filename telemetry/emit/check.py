@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
-
-from pydantic import ValidationError
+from typing import Protocol
 
 from stream_fabric.process.settings import EmitSettings
 from telemetry.emit.open import no_spool_advice
@@ -21,15 +19,8 @@ class Report(Protocol):
     def missing(self, what: str, remedy: str, *, needed: bool = True) -> None: ...
 
 
-async def check_events(report: Report) -> None:
-    """Check the event settings of the environment, then Kafka and the spool if the settings name them."""
-    given: dict[str, Any] = {}
-    try:
-        settings = EmitSettings(**given)
-    except ValidationError as error:
-        said = ("_".join(["STREAM_GW", *map(str, item["loc"])]).upper() + f": {item['msg']}" for item in error.errors())
-        report.missing("usable settings of events", "; ".join(said))
-        return
+async def check_events(report: Report, settings: EmitSettings) -> None:
+    """Check Kafka and the spool, if the settings name them."""
     if settings.events == "kafka":
         await _check_kafka(report, settings)
     if settings.events_spool:

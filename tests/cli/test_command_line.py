@@ -90,6 +90,9 @@ def test_a_flag_stands_before_or_after_the_verb(capsys: pytest.CaptureFixture[st
         (["plans", "add", "p q"], "a name has 1 to 64 letters"),
         (["telemetry", "dlq", "list", "--count", "-1"], "--count: must be 1 to 1000000, got '-1'"),
         (["pools", "--redis-url", "http://h"], "--redis-url (STREAM_GW_REDIS_URL): a Redis URL starts with one of"),
+        (["pools", "--redis-url", "foo"], "rediss+cluster://; got one without a scheme\n"),
+        (["gateway", "--key-pepper-previous", "x" * 16], "STREAM_GW_KEY_PEPPER_PREVIOUS needs STREAM_GW_KEY_PEPPER,"),
+        (["controller", "--scaler-port", "1"], "STREAM_GW_SCALER_PORT needs STREAM_GW_POOLS_FILE"),
         (["audit", "--database-url", "h"], "--database-url (STREAM_GW_DATABASE_URL): must begin with postgresql://"),
         (["bench", "localhost"], "URL: must be a URL such as http://localhost:8080, got 'localhost'"),
     ],
@@ -102,6 +105,31 @@ def test_a_wrong_value_of_a_flag_is_named_with_what_is_allowed(
     monkeypatch.setenv("STREAM_GW_DATABASE_URL", f"sqlite:///{tmp_path}/tenants.db")
     code, out, err = run(capsys, *flags)
     assert (code, out) == (2, "") and says in err, err
+
+
+@pytest.mark.parametrize(
+    ("role", "variables", "code"),
+    [
+        (["gateway", "--log-level", "debug"], {"KEY_PEPPER_PREVIOUS": "x" * 16}, 1),
+        (["gateway", "--log-level", "debug"], {"EVENTS": "kafka"}, 1),
+        (["gateway", "--events", "kafka"], {}, 2),
+        (["gateway", "--kafka-user", "me"], {"EVENTS": "kafka", "KAFKA_SERVERS": "h:1"}, 2),
+        (["agent", "--log-level", "debug"], {"LEASE_RENEW_S": "3"}, 1),
+        (["agent", "--lease-ttl-s", "4"], {"LEASE_RENEW_S": "3"}, 2),
+        (["controller", "--scaler-host", "0.0.0.0"], {"SCALER_PORT": "1", "POOLS_FILE": "p"}, 2),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_together_are_the_flags_fault_if_one_of_them_is_a_flag(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    role: list[str],
+    variables: dict[str, str],
+    code: int,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"STREAM_GW_{name}", value)
+    assert run(capsys, *role)[:2] == (code, "")
 
 
 @pytest.mark.parametrize(

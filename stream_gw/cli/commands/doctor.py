@@ -86,7 +86,8 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
     if agent:
         await check_engine(report, agent)
         await check_structured(report)
-    await check_events(report)
+    if emitting := gateway or controller or agent:
+        await check_events(report, emitting)
     if telemetry:
         await check_clickhouse(report, telemetry)
     if asking := gateway or controller:
