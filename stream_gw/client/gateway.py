@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random as random_module
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
@@ -16,11 +16,13 @@ import msgspec
 
 from stream_gw.client.backoff import ReconnectPolicy
 from stream_gw.client.errors import ConnectionLost, GatewayError
+from stream_gw.client.http_cancel import HttpCancels
 from stream_gw.client.items import Create
 from stream_gw.client.link import Link, LinkOver
 from stream_gw.client.position import BEGINNING
 from stream_gw.client.requests import PendingRequests
 from stream_gw.client.stream import LAG_S, Mode, OnExit, Stream
+from stream_gw.client.tokens import GetToken, Tokens
 from stream_gw.client.wire import Ack, ErrorMessage, encode
 
 STREAMS_MAX: Final = 128  # over: create and subscribe raise too_many
@@ -30,7 +32,6 @@ GIVE_UP_S: Final = 900.0  # the platform keeps an ended stream so long; later th
 FAREWELL_S: Final = 5.0  # time for the cancels of abandoned streams, when the client closes
 
 State: TypeAlias = Literal["idle", "connecting", "connected", "reconnecting", "closed"]
-GetToken: TypeAlias = Callable[[bool], Awaitable[str]]
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class StreamGateway:
     """Many streams over one socket. An async context manager: the block's end closes the client.
 
     ``urls``: one or several addresses (http, https, ws or wss), tried in turn. ``token``: an API key or capability
-    token. ``get_token``: awaited before each connection instead of ``token``; its argument is true when the gateway
-    refused the last token. The client calls it again after any error but a GatewayError that is not retriable.
+    token. ``get_token``: awaited before each connection and HTTP request instead of ``token``; its argument is true when
+    the gateway refused the last token. The client calls it again after any error but a GatewayError that is not retriable.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class StreamGateway:
         """Messages of types that this client does not know, because a newer gateway sent them."""
         self._urls = [socket_url(url) for url in given]
         self._url_index = 0
-        self._token = token
-        self._get_token = get_token
+        self._tokens = Tokens(token, get_token)
         self._on_state = on_state
         self._give_up_s = give_up_s
-        self._policy = ReconnectPolicy(random=random, can_refresh=get_token is not None)
+        self._policy = ReconnectPolicy(random=random, can_refresh=self._tokens.can_refresh)
         self._streams: dict[Stream, None] = {}  # in the order of their making
         self._requests = PendingRequests(lambda: self.link, random)
         self._farewells: set[asyncio.Task[None]] = set()
+        self._http_cancels = HttpCancels(self._requests, self._urls, self._tokens)
         self._channel = 0
         self._group = asyncio.TaskGroup()
         self._supervisor: asyncio.Task[None] | None = None
@@ -104,6 +105,7 @@ class StreamGateway:
             self.is_closed = True
             if self._supervisor is not None:
                 self._supervisor.cancel()
+            self._http_cancels.end()
             self._fail(ConnectionLost("client_closed", "the client was closed"))
             # The group would wrap the block's error in an ExceptionGroup, which the caller does not expect.
             await self._group.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
@@ -134,11 +136,15 @@ class StreamGateway:
         return self._open(stream_id, None, after=after, dialect=dialect, mode=mode, on_exit=on_exit)
 
     async def cancel(self, stream_id: str) -> Ack:
-        """Stop a stream for all its readers. While disconnected, the request waits for the next connection."""
+        """Stop a stream for all its readers. While disconnected, ask by HTTP at once, and over the next connection."""
         pending = self._requests.cancel_of(stream_id)
         if pending is not None:
             return await asyncio.shield(pending)
-        return await self._request({"t": "cancel", "id": str(uuid.uuid4()), "stream": stream_id})
+        self._assert_open()
+        id = str(uuid.uuid4())
+        if self.link is None:
+            self._http_cancels.begin(self._group, self._url_index, id, stream_id)
+        return await self._request({"t": "cancel", "id": id, "stream": stream_id})
 
     async def input(self, stream_id: str, item: str | dict[str, Any], *, id: str | None = None) -> Ack:
         """Steer a running stream with a user's message: the answer is cut, and another one follows in the same stream.
@@ -243,10 +249,9 @@ class StreamGateway:
             self._policy.rotate = False
             self._url_index = (self._url_index + 1) % len(self._urls)
         try:
-            if self._get_token is not None:
-                self._token = await _ask_for_token(self._get_token, self._policy.refresh)
-                self._policy.refresh = False
-            link = await Link.open(self, self._urls[self._url_index], self._token)
+            token = await self._tokens.current(refresh=self._policy.refresh)
+            self._policy.refresh = False
+            link = await Link.open(self, self._urls[self._url_index], token)
         except LinkOver as over:
             self._handle_close(over, lived_s=0.0)
         except GatewayError as error:
@@ -300,14 +305,11 @@ class StreamGateway:
             self._fail(fatal)
             return
         if over.code in (1008, 1009) and link is not None:
-            self._fail_unanswered(link, GatewayError("refused", f"a message was refused: {over}", close_code=over.code))
+            error = GatewayError("refused", f"a message was refused: {over}", close_code=over.code)
+            self._requests.fail(error, sent_on=link)  # one of them made the gateway close the link, and would again
+            for stream in list(self._streams):
+                stream.fail_if_unanswered(error)
         self._reconnect_later(ConnectionLost("connection_lost", str(over), retriable=True, close_code=over.code))
-
-    def _fail_unanswered(self, link: Link, error: GatewayError) -> None:
-        """Fail what waits on the link for an answer: one of its messages made the gateway close it, and would again."""
-        self._requests.fail(error, sent_on=link)
-        for stream in list(self._streams):
-            stream.fail_if_unanswered(error)
 
     def _reconnect_later(self, error: GatewayError) -> None:
         """Schedule the next connection attempt, or fail all streams after ``give_up_s`` without a connection."""
@@ -326,7 +328,7 @@ class StreamGateway:
         """End every stream and request with the error. A later call on the client connects again."""
         self._down_since = None
         self._moves = False
-        self._policy = ReconnectPolicy(random=self.random, can_refresh=self._get_token is not None)
+        self._policy = ReconnectPolicy(random=self.random, can_refresh=self._tokens.can_refresh)
         for stream in list(self._streams):
             stream.fail(error)
         self._requests.fail(error)
@@ -334,17 +336,6 @@ class StreamGateway:
         if link is not None:
             link.retire()
         self._set_state("closed", error)
-
-
-async def _ask_for_token(get_token: GetToken, refresh: bool) -> str:
-    """Return the caller's token. Raises GatewayError, whatever ``get_token`` raises: httpx's errors are no OSError."""
-    try:
-        return await get_token(refresh)
-    except GatewayError:
-        raise
-    except Exception as error:  # the caller's code, which may use any library
-        _log.warning("get_token failed, will be called again: error=%r", error)
-        raise ConnectionLost("token_unavailable", f"get_token failed: {error!r}", retriable=True) from error
 
 
 def socket_url(url: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import Any, Final, Protocol
 
@@ -28,6 +29,9 @@ from stream_gw.client.wire import (
 CONNECT_S: Final = 10.0  # until `hi` has arrived
 CONNECT_NO_TOKEN_S: Final = 20.0  # the same without a token: a gateway waits 10 s for one, and closes within 5 s more
 SILENCE_PINGS: Final = 2.5  # ping intervals without a message, after which the socket counts as dead
+WATCH_S: Final = 1.0  # pause between two looks at the wall clock
+SLEPT_S: Final = 5.0  # jump of the wall clock that counts as a sleep of the machine
+PROBE_S: Final = 3.0  # time for the answer to a ping after a sleep; over: the socket counts as dead
 OUTBOX_MAX: Final = 1024  # unwritten messages; over: the peer does not read, and the socket counts as dead
 MESSAGE_BYTES_MAX: Final = 32 << 20  # a snapshot of the longest stream as JSON
 
@@ -139,6 +143,7 @@ class Link:
     async def run(self) -> None:
         """Deliver messages until the connection ends; then call the owner's ``link_over`` once."""
         writer = asyncio.create_task(self._write())
+        watcher = asyncio.create_task(self._watch_for_sleep())
         self._reader = asyncio.create_task(self._read())
         if self._is_retired:
             self._reader.cancel()
@@ -153,6 +158,7 @@ class Link:
         finally:
             self._reader.cancel()
             writer.cancel()
+            watcher.cancel()
             self._forget_channels()
             self._socket.transport.abort()
 
@@ -201,6 +207,23 @@ class Link:
                     await self._socket.send(self._outbox.popleft(), text=True)
                 self._to_send.clear()
                 await self._to_send.wait()
+        except ConnectionClosed:
+            pass  # the reader meets the same error and reports it
+
+    async def _watch_for_sleep(self) -> None:
+        """After a sleep of the machine, abort a socket that answers no ping: the gateway may have dropped it long ago.
+
+        The event loop's clock stands still meanwhile, so that the socket would count as alive for another silence.
+        """
+        try:
+            while True:
+                before = time.time()
+                await asyncio.sleep(WATCH_S)
+                if time.time() - before > WATCH_S + SLEPT_S:
+                    async with asyncio.timeout(PROBE_S):
+                        await (await self._socket.ping())
+        except TimeoutError:
+            self._socket.transport.abort()
         except ConnectionClosed:
             pass  # the reader meets the same error and reports it
 

@@ -185,7 +185,7 @@ class Stream:
         return self.status
 
     async def cancel(self) -> Ack:
-        """Stop the generation, also before the first token. While disconnected, wait for the next connection."""
+        """Stop the generation, also before the first token and while disconnected."""
         if self._has_end or (self.id is None and not self._asked and self.status in TERMINAL):
             return Ack(id="", result="terminal", at=str(self._filter.tail), status=self.status)
         if self.id is None and not self._asked and not self._ended.is_set():

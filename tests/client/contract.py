@@ -6,12 +6,15 @@ Nothing here knows what the engine says: an answer is compared with the gateway'
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import pytest
 
 from stream_gw.client import BEGINNING, Data, GatewayError, Position, Stream, StreamGateway
+from stream_gw.client import link as link_module
 from tests.client.cutter import Cutter
+from tests.support.waiting import eventually
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Target:
     def body(self, prompt: str = "Tell me a story.", tokens: int = 40) -> dict[str, object]:
         return {"model": self.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
 
-    def gateway(self, url: str | None = None, **options: object) -> StreamGateway:
+    def gateway(self, url: str | list[str] | None = None, **options: object) -> StreamGateway:
         return StreamGateway(url or self.url, token=self.key, **options)  # type: ignore[arg-type]
 
 
@@ -146,6 +149,36 @@ async def cancels_while_disconnected(target: Target) -> None:
         assert stream.status == "cancelled"
 
 
+async def cancels_by_http_where_no_socket_opens(target: Target) -> None:
+    async with Cutter.before(target.url) as cutter, target.gateway(cutter.url) as gateway:
+        stream = gateway.create(target.body(tokens=4000))
+        await first(stream, 2)
+        cutter.refuses_sockets = True
+        cutter.cut()
+        await eventually(lambda: gateway.link is None)
+        ack = await stream.cancel()
+        assert ack.result in ("accepted", "pending") and gateway.link is None
+        cutter.refuses_sockets = False
+        await read(stream)
+        assert stream.status == "cancelled"
+
+
+async def notices_a_dead_socket_soon_after_a_sleep(target: Target) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        async with Cutter.before(target.url) as cutter, target.gateway([cutter.url, target.url]) as gateway:
+            stream = gateway.create(target.body(tokens=4000), on_exit="cancel")
+            await first(stream, 2)
+            link, clock = gateway.link, time.time
+            patch.setattr(link_module.time, "time", lambda: clock() + 3600)
+            await asyncio.sleep(link_module.WATCH_S * 2)
+            assert gateway.link is link, "a socket that answers stays"
+            cutter.stall()
+            patch.setattr(link_module.time, "time", lambda: clock() + 7200)
+            await eventually(lambda: gateway.link not in (None, link), timeout_s=10)
+            await first(stream, 2)
+            await stream.cancel()
+
+
 async def a_slow_reader_gets_everything(target: Target) -> None:
     async with target.gateway(queue_items=4) as gateway:
         stream = gateway.create(target.body())
@@ -178,6 +211,8 @@ CONTRACT = [
     cancels,
     cancels_a_resumed_stream,
     cancels_while_disconnected,
+    cancels_by_http_where_no_socket_opens,
+    notices_a_dead_socket_soon_after_a_sleep,
     a_slow_reader_gets_everything,
     tells_what_is_refused,
 ]

@@ -18,6 +18,7 @@ class Cutter:
         self._flow.set()
         self.url = ""
         self.refuses = False
+        self.refuses_sockets = False
         self.accepted = 0
 
     def cut(self) -> None:
@@ -36,7 +37,12 @@ class Cutter:
         if self.refuses:
             writer.transport.abort()
             return
+        head = await reader.read(65536) if self.refuses_sockets else b""
+        if b"upgrade: websocket" in head.lower():
+            writer.transport.abort()
+            return
         there_reader, there_writer = await asyncio.open_connection(*self._target)
+        there_writer.write(head)
         self._writers |= {writer, there_writer}
         try:
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))

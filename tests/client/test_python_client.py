@@ -17,6 +17,7 @@ from stream_gw.client.gateway import socket_url
 from stream_gw.client.position import Filter, Verdict
 from stream_gw.client.wire import decode
 from tests.client.contract import CONTRACT, Target, first, read
+from tests.client.cutter import Cutter
 from tests.client.fake_gateway import DRAINING, KEY, FakeGateway
 from tests.support.waiting import eventually
 
@@ -100,6 +101,15 @@ async def test_a_cancel_whose_ack_was_lost_is_sent_again(fake: FakeGateway, targ
         assert (await stream.cancel()).at == "1-5"
         assert stream.status in ("cancelled", "live")
         await read(stream)
+
+
+async def test_a_cancel_that_is_refused_by_http_is_told(fake: FakeGateway, target: Target) -> None:
+    async with Cutter.before(target.url) as cutter:
+        cutter.refuses_sockets = True
+        async with target.gateway(cutter.url) as gateway:
+            with pytest.raises(GatewayError) as caught:
+                await gateway.cancel("resp_" + "0" * 32)
+            assert caught.value.code == "not_found"
 
 
 async def test_a_cancel_before_the_ok_reaches_the_stream(fake: FakeGateway, target: Target) -> None:
