@@ -40,9 +40,8 @@ class StreamGateway:
     """Many streams over one socket. An async context manager: the block's end closes the client.
 
     ``urls``: one or several addresses (http, https, ws or wss), tried in turn. ``token``: an API key or capability
-    token. ``get_token``: awaited before each connection and HTTP request instead of ``token``; its argument is true
-    when the gateway refused the last token. The client calls it again after any error but a GatewayError that is not
-    retriable.
+    token. ``get_token``: awaited before each connection and HTTP request, in place of ``token``; its argument is true
+    when the gateway refused the last token. It is called again after any error but one that is not retriable.
     """
 
     def __init__(
