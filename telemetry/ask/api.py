@@ -95,9 +95,11 @@ async def api(
 
     async def traces(request: web.Request) -> Any:
         given = dict(request.query)
-        as_text = given.pop("format", "json") == "text"
+        format = given.pop("format", "json")
         view = await views.answer_path(ask, request.match_info["path"], given, time.time_ns() // 1000)
-        return {"text": view.text} if as_text else view.value
+        if format == "object":
+            return {"data": view.value, "note": view.note}
+        return {"text": view.text} if format == "text" else view.value
 
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.add_routes(_service_routes(healthy, metrics))

@@ -47,6 +47,10 @@ async def test_an_operator_asks_through_a_gateway(gates: tuple[Gate, Gate]) -> N
     assert [row["model"] for row in reply.json] == ["phi-4"] * 7
     reply = await operator.ask("GET", f"{PATH}/queries/faults?{HOUR}&format=text")
     assert "handed_over" in reply.json["text"]
+    reply = await operator.ask("GET", f"{PATH}/pool?pool=llama&{HOUR}&top=3")
+    whole = await operator.ask("GET", f"{PATH}/pool?pool=llama&{HOUR}&top=3&format=object")
+    assert whole.json["data"] == reply.json and whole.json["note"].startswith("only the first 3 events; continue with ")
+    assert (await operator.ask("GET", f"{PATH}?{HOUR}&format=object")).json["note"] == ""
     assert (await operator.ask("GET", f"{PATH}/resp_nobody/why")).status == 404
     assert (await operator.ask("GET", f"{PATH}/slow?phase=nonsense")).status == 400
 

@@ -54,8 +54,9 @@ Set the source first: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw t
 `STREAM_GW_TELEMETRY_TOKEN`, or `STREAM_GW_CLICKHOUSE` for a ClickHouse server. Each command takes `--json`. Any gateway
 answers too, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`, `/diff?a=…&b=…`, `/pool?pool=…`,
 `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same parameters. `format=text` returns the
-texts of this page. In a browser, the page `/ops` of a gateway draws and lists requests of a
-range, by tenant, model and status, and explains each of them ([runbook](runbook.md#the-operations-page)).
+texts of this page. `format=object` returns the JSON as `data`, and a `note` that says where `/pool` was cut off. In a
+browser, the page `/ops` of a gateway draws and lists requests of a range, by tenant, model and status, and explains
+each of them ([runbook](runbook.md#the-operations-page)).
 
 A time is an age (`15m`, `2h`, `3d`), `now`, or `2026-11-20T10:00:00Z`. Successful requests may be sampled
 (`STREAM_GW_TRACE_ONE_IN`); each row then counts for as many requests as it represents. Errors, cancellations and
