@@ -86,7 +86,9 @@ def _main(argv: list[str]) -> int:
     command = load_command(name)
     command.add_flags(parsers[name])
     parsers[name].check_flags(flags[flags.index(name) :])
-    args = parser.parse_args(flags)
+    args, rest = parser.parse_known_args(flags)
+    if rest:
+        parsers[name].error(f"unrecognized arguments: {' '.join(rest)}")
     if vllm_flags:
         import shlex
 

@@ -41,7 +41,8 @@ _ROWS_MAX = 100_000
 
 async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
     """Run one ``traces`` or ``usage`` command and return its exit code. Raises StreamGwError and OSError."""
-    async with _open_ask(settings) as ask:
+    named = getattr(args, "clickhouse", None) is not None and getattr(args, "telemetry_url", None) is None
+    async with _open_ask(settings, ask_clickhouse=named) as ask:  # a flag comes before a variable
         if args.command == "usage":
             if args.verb == "reconcile":
                 return await _reconcile(ask, settings, args, say)
@@ -157,9 +158,12 @@ def _report_value(report: Report) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _open_ask(settings: AskSettings) -> AsyncIterator[Ask]:
-    """Open the source of answers that the settings name: the telemetry process, or ClickHouse directly."""
-    if settings.telemetry_url:
+async def _open_ask(settings: AskSettings, *, ask_clickhouse: bool) -> AsyncIterator[Ask]:
+    """Open the source of answers that the settings name: the telemetry process, or ClickHouse directly.
+
+    ``ask_clickhouse``: ClickHouse, though the settings name both.
+    """
+    if settings.telemetry_url and not ask_clickhouse:
         from telemetry.ask.http import HttpAsk
 
         yield HttpAsk(settings.telemetry_url, settings.telemetry_token.get_secret_value())

@@ -168,6 +168,12 @@ def connect(address: Address, settings: Mapping[str, Any], answer_s: float | Non
             raise StoreUnavailable(
                 f"ClickHouse at {address.shown} does not answer: {_connection_error(error, address) or _message(error)}"
             ) from error
+        except clickhouse_connect.driver.exceptions.DatabaseError as error:
+            if getattr(error, "code", None) is not None:
+                raise
+            raise StoreUnavailable(
+                f"{address.shown} does not answer as ClickHouse does: {_message(error)}; check the host and port"
+            ) from error
     try:
         return clickhouse_connect.get_client(dsn=address.url, settings=dict(settings), tz_mode="aware")
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -14,6 +15,8 @@ import pytest
 
 from stream_gw.cli.main import main
 from stream_gw.cli.variables import unknown_variables
+from tests.gateway.processes import run_cli
+from tests.support.web import served
 
 _INTERRUPTED_IMPORT = """
 import runpy, sys
@@ -105,6 +108,34 @@ def test_a_wrong_value_of_a_flag_is_named_with_what_is_allowed(
     monkeypatch.setenv("STREAM_GW_DATABASE_URL", f"sqlite:///{tmp_path}/tenants.db")
     code, out, err = run(capsys, *flags)
     assert (code, out) == (2, "") and says in err, err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["pools", "hold", "p", "3"], 2, "stream-gw pools: unrecognized arguments: 3\nstream-gw pools --help"),
+        (["tenants", "list", "--database-url", "postgresql://u:hunter2@127.0.0.1:1/x"], 1, "database 127.0.0.1:1/x "),
+        (["tenants", "list", "--database-url", "sqlite:////no-folder/x"], 1, "folder of database /no-folder/x does"),
+        (
+            ["traces", "list", "--clickhouse", "http://127.0.0.1:1"],
+            1,
+            "ClickHouse at http://127.0.0.1:1 does not answer",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_names_what_the_flags_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int, says: str
+) -> None:
+    monkeypatch.setenv("STREAM_GW_TELEMETRY_URL", "http://127.0.0.1:9")
+    found, out, err = run(capsys, *flags)
+    assert (found, out) == (code, "") and says in err and "hunter2" not in err, err
+
+
+async def test_a_server_that_is_no_clickhouse_is_named() -> None:
+    async with served([]) as url:
+        done = await asyncio.to_thread(run_cli, "traces", "list", "--clickhouse", url)
+    assert done.returncode == 1 and f"{url} does not answer as ClickHouse does" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

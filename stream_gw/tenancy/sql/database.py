@@ -49,7 +49,8 @@ class Database:
         """``url``: ``postgresql://…`` with the parameters of libpq, or ``sqlite:///path``. Raises ValueError."""
         parts = urlsplit(url)
         self._is_file = parts.scheme == "sqlite"
-        self.shown = parts.path if self._is_file else f"{parts.hostname or 'localhost'}{parts.path}"
+        host = parts.netloc.rpartition("@")[2] or "localhost"
+        self.shown = parts.path[1:] if self._is_file else f"{host}{parts.path}"
         """The database without credentials."""
         self._engine = _file_engine(parts.path[1:]) if self._is_file else _server_engine(url)
         self._folder = Path(parts.path[1:]).parent
