@@ -45,12 +45,13 @@ SELECT toUnixTimestamp64Micro(min(complete)) AS until_us FROM (
 );
 
 -- name: billed_tenants
--- tells: tokens and price billed to each tenant in a window of whole hours, each bill once
+-- tells: tokens and price billed to each tenant in a window of whole hours, each bill once, of streams that began in it
 -- default: after = ''
 -- default: top = 1500
 SELECT tenant, sum(bills.requests) AS requests, sum(bills.prompt_tokens + bills.output_tokens) AS tokens,
     sum(bills.price_micro) AS price_micro
 FROM bills FINAL WHERE $hours AND $tenant AND bills.tenant > {after:String}
+    AND (adjusts OR reinterpretAsUInt64(reverse(unhex(substring(id, 6, 12)))) * 1000 >= {from_us:Int64})
 GROUP BY tenant ORDER BY tenant LIMIT {top:Int64};
 
 -- name: bills_by_hour

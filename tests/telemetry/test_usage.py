@@ -13,7 +13,7 @@ import pytest
 from stream_fabric.errors import BadRequest
 from stream_fabric.events import AttemptTrace, encode_event
 from stream_fabric.stream.frames import Usage
-from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from telemetry.ask.port import Row
 from telemetry.ask.queries import Value
 from telemetry.ask.reconcile import reconcile, reconcile_hours
@@ -360,3 +360,21 @@ async def test_bills_of_more_hours_and_models_than_one_answer_holds_are_not_take
     assert (await reconcile_hours(StoreAsk(opened), settled, *window)).agrees
     (row,) = await rows_of(opened, query(group_by="none"))
     assert row["output_tokens"] == 5 * len(events)
+
+
+async def test_a_stream_over_the_end_of_a_month_counts_in_the_budget_of_its_start_alone(opened: Store) -> None:
+    """The account charges it to the month in which it was admitted, so the nightly job must not raise the next one."""
+    begin_ms = AT_US // HOUR_US * HOUR_US // 1000
+    streams = [new_stream_id(begin_ms + off_ms, bytes(10)) for off_ms in (-1, 0, 60_000)]
+    common: dict[str, Any] = {"tenant": TenantId("a"), "model": "m", "pool": "p", "replica": ReplicaId("r")}
+    events = [
+        AttemptTrace(
+            f"{stream}:1.a", (begin_ms + 120_000) * 1000, stream=stream, ended="completed", billed=True,
+            prompt_tokens=3, output_tokens=10**number, price_micro=7 * 10**number, **common,
+        )
+        for number, stream in enumerate(streams)
+    ]  # fmt: skip
+    await put(opened, events, "first")
+    window = {"from_us": begin_ms * 1000, "until_us": begin_ms * 1000 + HOUR_US, "tenant": ""}
+    (row,) = await StoreAsk(opened).query("billed_tenants", window)
+    assert dict(row) == {"tenant": "a", "requests": 2, "tokens": 6 + 110, "price_micro": 770}
