@@ -1,7 +1,8 @@
 """Nightly reconciliation: telemetry compares settled with billed usage, and budgets are raised to what was billed.
 
 The comparison runs where the bills are; this job asks for it, shows the result, and corrects the accounts' budgets. It
-runs in the leading controller. A comparison may be repeated: it changes nothing, and budgets are only raised.
+runs in the leading controller. A comparison may be repeated: it makes the sums by hour those of the bills, and budgets
+are only raised.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from stream_fabric.errors import BadRequest, TooMany
 from telemetry.ask.queries import HOUR_US
 from telemetry.ask.reconcile import Settled, reconcile_hours
 from telemetry.ask.store_ask import StoreAsk
-from telemetry.ask.usage.page import UsageQuery, usage_page
+from telemetry.ask.usage.hour_sums import correct_hour_sums
+from telemetry.ask.usage.page import DAY_US, UsageQuery, usage_page
 from telemetry.ask.usage.rebuild import rebuild
 from telemetry.store.store import Store
 
@@ -69,9 +70,11 @@ class UsageRoutes:
         return await usage_page(self._ask, wanted, self._now_us(), self._kept_days)
 
     async def reconcile(self, request: web.Request) -> Any:
-        """Compare settled with billed usage of closed hours."""
+        """Compare settled with billed usage of closed hours, and make the sums by hour those of the bills."""
         body = _decode(await request.read(), ReconcileBody)
         async with self._one_at_a_time() as settled:
+            kept_from_us = self._now_us() - (self._kept_days - 1) * DAY_US  # older bills may be deleted
+            await correct_hour_sums(self._store, max(body.from_us, kept_from_us), body.until_us)
             report = await reconcile_hours(self._ask, settled, body.from_us, body.until_us)
         return {
             "from_us": report.from_us,
