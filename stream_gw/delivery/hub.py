@@ -88,7 +88,7 @@ class Hub:
         """
         local = self.local.get(stream.encode())
         if local is None:  # else another request with the same idempotency key came first
-            self._check_capacity()
+            self.check_capacity(stream)
             local = self.local[stream.encode()] = LocalStream(self, stream, tenant, epoch)
         reader = Reader(Cursor(local.epoch_n, 0), Epoch.parse(local.epoch.decode()).nonce)
         reader.need = Need.LIVE
@@ -96,8 +96,9 @@ class Hub:
         local.subs.append(sub)
         return sub
 
-    def _check_capacity(self) -> None:
-        if len(self.local) >= STREAMS_PER_GATEWAY_MAX:
+    def check_capacity(self, stream: StreamId) -> None:
+        """Check that this gateway may have the stream. Raises TooMany."""
+        if len(self.local) >= STREAMS_PER_GATEWAY_MAX and stream.encode() not in self.local:
             raise TooMany(
                 f"this gateway is at its limit of {STREAMS_PER_GATEWAY_MAX} streams; retry, another gateway may "
                 "have capacity",
@@ -124,7 +125,7 @@ class Hub:
         """Deliver a stream to the outlet from the cursor on; ``page`` is one of its pages. Raises TooMany."""
         local = self.local.get(stream.encode())
         if local is None:
-            self._check_capacity()
+            self.check_capacity(stream)
             local = LocalStream(self, stream, page.tenant, page.epoch)
             local.head, local.status = page.head, page.status
             self.local[stream.encode()] = local

@@ -162,6 +162,7 @@ class StreamCreation:
                 await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
                 if call.on_named is not None:
                     await call.on_named.named(facts, user)
+                parts.hub.check_capacity(stream)  # after all that takes time: the rest of the create cannot refuse it
             return await self._make_stream(call, work, cell, user, replaces_in, headers, ladder, reservation)
         except BaseException:
             if call.on_named is not None and is_new:

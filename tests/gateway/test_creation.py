@@ -21,6 +21,7 @@ from stream_fabric.errors import (
     NoReplica,
     NotFound,
     StreamCancelled,
+    TooMany,
 )
 from stream_fabric.limits import RECONNECT_S_MAX
 from stream_fabric.moderation.moderator import EndpointFailed, Moderator
@@ -35,6 +36,7 @@ from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Frame, Note, Open
 from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
+from stream_gw.delivery import hub as hub_module
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
@@ -102,6 +104,17 @@ async def test_a_request_that_its_reader_cannot_read_leaves_its_key_free(world: 
     key = HostRandom().token_hex(8)
     with pytest.raises(BadRequest, match="unknown dialect"):
         await world.gateway.streams.create(replace(world.call(key=key), dialect="none"))
+    assert await is_free(world, key)
+
+
+async def test_a_request_that_a_full_gateway_refuses_leaves_its_key_free(
+    world: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry goes to another gateway, where it must not wait for this one."""
+    monkeypatch.setattr(hub_module, "STREAMS_PER_GATEWAY_MAX", 0)
+    key = HostRandom().token_hex(8)
+    with pytest.raises(TooMany):
+        await world.gateway.streams.create(world.call(key=key))
     assert await is_free(world, key)
 
 
