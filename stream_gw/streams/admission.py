@@ -34,6 +34,9 @@ from stream_gw.streams.budgets.claims import spend_of
 from stream_gw.streams.budgets.report import describe_budgets, over_budget, warning_headers
 
 _LOG_EVERY_S = 10.0
+_STORED = ":stored"
+_STORED_PER_REQUEST = 60
+"""Calls for what is stored, for each request that a limit allows: a client asks each second whether one has ended."""
 _log = logging.getLogger(__name__)
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -186,6 +189,30 @@ class Admission:
         finally:
             self._spawn(self._settle(tenant, Settlement(stream, 0, requests)))
 
+    async def count_stored(
+        self, tenant: TenantId, call: StreamId, subjects: Sequence[Subject], *, fail_open: bool
+    ) -> None:
+        """Count a call for stored responses or conversations, which has a limit of its own.
+
+        Raises RateLimited and, unless ``fail_open``, FabricUnavailable.
+        """
+        own = _stored(subjects)
+        if not own:
+            return
+        try:
+            async with asyncio.timeout(LIMITS_WAIT_S_MAX if fail_open else None):
+                reply = await self._accounts.admit(tenant, call, own, 0)
+        except (FabricUnavailable, TimeoutError) as error:
+            if not fail_open:
+                raise
+            self._report_failed_open(tenant, error)
+            return
+        finally:
+            self._spawn(self._settle(tenant, Settlement(call, 0, 1)))
+        if isinstance(reply, Exceeded):
+            self._on_limited(own[reply.subject].name.partition(":")[0], reply.kind)
+            raise _limited(own, reply, 0, rate_headers(least_left(own, reply.uses)))
+
     async def _settle(self, tenant: TenantId, settlement: Settlement) -> None:
         await self._accounts.settle(tenant, [settlement])
 
@@ -223,6 +250,15 @@ def _prepared(subjects: Sequence[Subject]) -> list[Subject]:
         Subject(f"{name}:prepared", Limits(requests_per_min=limits.requests_per_min))
         for name, limits in subjects
         if limits.requests_per_min is not None
+    ]
+
+
+def _stored(subjects: Sequence[Subject]) -> list[Subject]:
+    """Return what calls for stored responses and conversations count against; they name no model."""
+    return [
+        Subject(f"{name}{_STORED}", Limits(requests_per_min=limits.requests_per_min * _STORED_PER_REQUEST))
+        for name, limits in subjects
+        if limits.requests_per_min is not None and not name.startswith("model:")
     ]
 
 
@@ -273,11 +309,12 @@ def limited_input(subjects: Sequence[Subject], reply: Exceeded, tokens: int) -> 
 def _limited(subjects: Sequence[Subject], reply: Exceeded, tokens: int, headers: Headers) -> RateLimited:
     """Make the error of a request that a limit refuses."""
     subject, use = subjects[reply.subject], reply.uses[reply.subject]
-    kind, _, which = subject.name.removesuffix(":prepared").partition(":")
+    kind, _, which = subject.name.removesuffix(":prepared").removesuffix(_STORED).partition(":")
+    unit = "calls per minute for what is stored" if subject.name.endswith(_STORED) else _UNITS[reply.kind]
     limit = dict(_limits(subject.limits))[reply.kind]
     whose = {"tenant": "your tenant", "key": "this API key", "user": "this user"}.get(kind, f"model {which!r}")
     needs = f", and this request needs about {tokens}" if reply.kind == "tokens" else ""
-    limited = f"the limit of {limit} {_UNITS[reply.kind]} of {whose}"
+    limited = f"the limit of {limit} {unit} of {whose}"
     reached = f"{limited} is reached ({math.ceil(getattr(use, reply.kind))} used{needs})"
     if reply.retry_ms < 0:
         remedy = "lower max_tokens or shorten the prompt" if reply.kind == "tokens" else "ask the operator to raise it"

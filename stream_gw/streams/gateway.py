@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from stream_fabric.limits import HISTORY_BYTES_MAX, TENANT_HISTORY_BYTES_MAX
+from stream_fabric.stream.ids import new_stream_id
 from stream_gw.auth import Principal, check_region
 from stream_gw.routing.directory import Served
 from stream_gw.routing.regions import served_in
@@ -68,6 +69,15 @@ class Gateway:
     def authenticate_cookie(self, token: str) -> Principal:
         """Return the owner of a cookie's token. Raises Unauthenticated, UserSuspended or WrongRegion."""
         return self._checked(self.parts.authenticator.authenticate_cookie(token, self.parts.unix_s()))
+
+    async def count_stored(self, who: Principal) -> None:
+        """Count a call for stored responses or conversations against the caller's limits. Raises RateLimited."""
+        parts = self.parts
+        subjects = parts.authenticator.keys.subjects(who, who.user, "")
+        if subjects:
+            call = new_stream_id(parts.clock.now_us() // 1000, parts.random.token_bytes(10))
+            fail_open = parts.settings.limits_fail_open
+            await self.admission.count_stored(who.tenant, call, subjects, fail_open=fail_open)
 
     def served(self, who: Principal) -> dict[str, Served]:
         """Return the models that the caller's regions serve, also those that the caller may not use."""

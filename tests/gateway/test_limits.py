@@ -37,6 +37,7 @@ PLANS = {
     "histories": "tenant = { requests_per_min = 1 }",
     "histories-streams": "tenant = { streams = 1 }",
     "prepared": "tenant = { requests_per_min = 1 }",
+    "stored": "tenant = { requests_per_min = 1 }",
     "repeats": "tenant = { requests_per_min = 2 }",
     "successors": "tenant = { requests_per_min = 1 }",
     "both": "tenant = { requests_per_min = 50, tokens_per_min = 5000 }",
@@ -328,6 +329,23 @@ async def test_a_repeat_by_key_attaches_over_the_limit(limited: Limited) -> None
     assert (await gate.ask("POST", "/v1/responses", asked)).status == 429
     again = await gate.ask("POST", "/v1/responses", asked, key)
     assert (again.status, again.json["id"]) == (200, first.json["id"])
+
+
+async def test_reads_of_what_is_stored_have_a_limit_of_their_own(limited: Limited) -> None:
+    """60 for each request: a client may ask each second whether a background response has ended."""
+    made = await limited.gate("stored").ask(
+        "POST", "/v1/responses", {"model": MODEL, "input": "Hi", "max_output_tokens": 5}
+    )
+    assert made.status == 200, made
+    path = f"/v1/responses/{made.json['id']}"
+    for each in (path, f"{path}/input_items"):
+        replies = await asyncio.gather(*(limited.gate("stored", n % 2).ask("GET", each) for n in range(80)))
+        refused = [reply for reply in replies if reply.status != 200]
+        assert refused and all(reply.status == 429 for reply in refused), refused[:1]
+        error = refused[0].json["error"]
+        assert error["code"] == "rate_limit_exceeded" and "60 calls per minute for what is stored" in error["message"]
+    reply = await limited.gate("stored").ask("POST", "/v1/responses", {"model": MODEL, "input": "Hi"})
+    assert reply.status == 429 and "1 requests per minute" in reply.json["error"]["message"]
 
 
 async def test_requests_that_generate_nothing_are_refused_before_what_they_build_on_is_read(limited: Limited) -> None:

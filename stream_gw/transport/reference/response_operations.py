@@ -64,7 +64,7 @@ def _of(base: str, create: Errors, one_stream: Errors) -> tuple[Operation, ...]:
              Answer(204, "With `Last-Event-ID`: the stream has ended, and the client has all of it.")),
             "read", about or "Any gateway answers. With `stream` from the beginning, or after `starting_after`.",
             (_ID, _LAST_EVENT, _TRACE, *profile), bodies.ReadResponseQuery, cookie=True, open=is_open,
-            errors=(e.CursorInvalid, e.Unsupported, e.CursorGone, e.TooMany, *one_stream),
+            errors=(e.CursorInvalid, e.Unsupported, e.CursorGone, e.TooMany, e.RateLimited, *one_stream),
         ),
         Operation(
             "delete", base + "/{id}", "Responses", f"Delete a response{named}",

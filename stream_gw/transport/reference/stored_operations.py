@@ -24,7 +24,7 @@ from stream_gw.transport.stored import bodies as b
 _RESPONSE = Parameter("id", "Id of a response: `resp_` and 32 hex digits.")
 _CONVERSATION = Parameter("id", "Id of a conversation: `conv_` and 32 hex digits.")
 _ITEM = Parameter("item_id", "Id of an item.")
-_STORE: Errors = (NoStore, ResponsesUnavailable, e.FabricUnavailable, e.FabricFault)
+_STORE: Errors = (NoStore, ResponsesUnavailable, e.RateLimited, e.FabricUnavailable, e.FabricFault)
 _ONE: Errors = (NoDatabase, ConversationNotFound, e.Unsupported, *_STORE)
 _MORE: Errors = (e.TooDeep, e.TooMany, e.GatewayFull, ResponseStorageFull)
 """Errors of an operation that stores more."""

@@ -123,6 +123,7 @@ class ResponseRoutes:
         who, stream = self._streams.reader(request), request.path_params["id"]
         who.require_any_stream()  # a response repeats its request, which is more than its stream
         who.require("read")
+        await self._gateway.count_stored(who)
         query = query_as(request, ReadResponseQuery)
         if not query.stream or request.scope["method"] == "HEAD":
             await request.answer(200, await self._whole(who, stream, _profile(request)), [JSON])

@@ -45,19 +45,23 @@ class StoredRoutes:
             "/v1/conversations/{id}/items/{item_id}": {"get": self.get_item, "delete": self.delete_item},
         }
 
-    def _open(self, request: Request, scope: Scope) -> tuple[ResponseStore, Principal]:
-        """Return the store and the caller. Raises Unauthenticated, Forbidden or NoStore."""
+    async def _open(self, request: Request, scope: Scope) -> tuple[ResponseStore, Principal]:
+        """Count the call, and return the store and the caller.
+
+        Raises Unauthenticated, Forbidden, NoStore or RateLimited.
+        """
         who = self._gateway.authenticate(bearer(request.scope["headers"]))
         who.require(scope)
         store = self._gateway.parts.responses
         if store is None:
             raise NoStore("this gateway stores no responses")
+        await self._gateway.count_stored(who)
         return store, who
 
     # --- responses -----------------------------------------------------------------------------------------
 
     async def input_items(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "read")
+        store, who = await self._open(request, "read")
         query = query_as(request, ItemsQuery)
         page = await store.input_items(
             who.tenant, request.path_params["id"], query.after, query.limit, query.order, user=who.user
@@ -65,7 +69,7 @@ class StoredRoutes:
         await request.json(200, page.body())
 
     async def compact(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "create")
+        store, who = await self._open(request, "create")
         body = await request.body(who.tenant)
         asked = await off_loop(len(body), lambda: parse(body, CompactBody))
         if asked.previous_response_id is not None:
@@ -110,7 +114,7 @@ class StoredRoutes:
     # --- conversations -------------------------------------------------------------------------------------
 
     async def create_conversation(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "create")
+        store, who = await self._open(request, "create")
         body = await request.body(who.tenant) or b"{}"
         asked = await off_loop(len(body), lambda: parse(body, ConversationCreate))
         items = asked.items or []
@@ -119,19 +123,19 @@ class StoredRoutes:
         await request.json(200, made.body())
 
     async def get_conversation(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "read")
+        store, who = await self._open(request, "read")
         found = await store.conversations.read(who.tenant, request.path_params["id"], who.user)
         await request.json(200, found.body())
 
     async def change_conversation(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "create")
+        store, who = await self._open(request, "create")
         asked = parse(await request.body(who.tenant, METADATA_BODY_BYTES_MAX), ConversationChange)
         id_, metadata = request.path_params["id"], asked.metadata or {}
         changed = await store.conversations.change(who.tenant, id_, metadata, who.user)
         await request.json(200, changed.body())
 
     async def delete_conversation(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "create")
+        store, who = await self._open(request, "create")
         id_ = request.path_params["id"]
         await store.conversations.delete(who.tenant, id_, who.user)
         await request.json(200, {"id": id_, "object": "conversation.deleted", "deleted": True})
@@ -139,7 +143,7 @@ class StoredRoutes:
     # --- items of a conversation -----------------------------------------------------------------------------
 
     async def list_items(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "read")
+        store, who = await self._open(request, "read")
         query = query_as(request, ItemsQuery)
         page = await store.conversations.items(
             who.tenant, request.path_params["id"], query.after, query.limit, query.order, who.user
@@ -147,7 +151,7 @@ class StoredRoutes:
         await request.json(200, page.body())
 
     async def add_items(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "create")
+        store, who = await self._open(request, "create")
         body = await request.body(who.tenant)
         asked = await off_loop(len(body), lambda: parse(body, ItemsAdd))
         await off_loop(len(body), lambda: check_items(store.expanded(who.tenant, asked.items)))
@@ -155,12 +159,12 @@ class StoredRoutes:
         await request.json(200, added.body())
 
     async def get_item(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "read")
+        store, who = await self._open(request, "read")
         params = request.path_params
         await request.json(200, await store.conversations.item(who.tenant, params["id"], params["item_id"], who.user))
 
     async def delete_item(self, request: Request, send: Send) -> None:
-        store, who = self._open(request, "create")
+        store, who = await self._open(request, "create")
         params = request.path_params
         found = await store.conversations.delete_item(who.tenant, params["id"], params["item_id"], who.user)
         await request.json(200, found.body())
