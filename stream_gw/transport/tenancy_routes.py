@@ -6,7 +6,7 @@ Operators call them; no stream waits for them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.types import Send
@@ -73,7 +73,8 @@ class UserQuery(PageQuery, frozen=True, kw_only=True):
 
 class AuditQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: PageLimit = 100
-    after: int | None = None
+    after: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    """``last_id`` of the page before; the database counts in 64 bits."""
     since: float = 0.0
     """Unix time in seconds."""
     subject: str | None = None

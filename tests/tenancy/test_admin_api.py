@@ -281,6 +281,7 @@ async def test_lists_come_in_pages(setup: Setup) -> None:
         ("GET", "/tenants?limit=5000", None, 400, "invalid_request", "limit"),
         ("GET", "/tenants?page=2", None, 400, "invalid_request", "page"),
         ("GET", "/audit?after=x", None, 400, "invalid_request", "after"),
+        ("GET", f"/audit?after={1 << 63}", None, 400, "invalid_request", "after"),
         ("PUT", "/tenants", {}, 405, "method_not_allowed", "GET"),
     ],
 )
