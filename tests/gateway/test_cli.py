@@ -72,7 +72,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ([], {}, ["STREAM_GW_KEYS_FILE", "stream-gw key"]),
         (["--keys-file", "/nonexistent/keys.toml"], {}, ["--keys-file", "/nonexistent/keys.toml", "no such file"]),
         (["--keys-file", "/dev/null"], {}, ["--keys-file", "STREAM_GW_KEYS_FILE", "/dev/null", "tenant"]),
-        (["--keys-file", "keys.toml", "--dev-key", "sk-dev"], {}, ["keys_file", "dev_key"]),
+        (["--keys-file", "keys.toml", "--dev-key", "sk-dev"], {}, ["STREAM_GW_KEYS_FILE", "STREAM_GW_DEV_KEY"]),
         (["--events", "kafka"], {}, ["STREAM_GW_KAFKA_SERVERS", "host:port"]),
         (["--events", "pigeon"], {}, ["--events", "STREAM_GW_EVENTS", "'redis'", "'kafka'", "'off'", "pigeon"]),
         (["--dev-key", "sk-dev", "--token-secret", "short", "--redis-url", NOWHERE], {}, ["secret", "16"]),
