@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from stream_fabric.native import split_message
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.ids import StreamId
-from stream_fabric.stream.log import RECORD, UNIT
 
 
 def unpack_parts(payload: bytes) -> list[tuple[StreamId, Epoch, int, int, bytes]]:
     """The parts of a message: stream, epoch, first and last seq, and the frames."""
-    out = []
-    for part in payload.split(RECORD):
-        stream, epoch, first, last, frames = part.split(UNIT, 4)
-        out.append((StreamId(stream.decode()), Epoch.parse(epoch.decode()), int(first), int(last), frames))
-    return out
+    return [
+        (StreamId(stream.decode()), Epoch.parse(epoch.decode()), first, last, frames)
+        for stream, epoch, first, last, frames in split_message(payload)
+    ]
