@@ -52,8 +52,11 @@ class Watchdog:
         self._away_since: dict[int, float] = {}
         """Partition → when a read of it first failed, on the loop's clock; reset by its next answer."""
         self._lookups = Slots(_LOOKUPS_MAX)
-        self._checking: set[int | StreamId] = set()
-        """Partitions and streams with a check that goes on."""
+        self._comparing: set[int] = set()
+        """Partitions whose streams are being compared with their logs."""
+        self._beginning: set[int] = set()
+        """Partitions with idle streams that wait for the look-up of their producers."""
+        self._looking_up: set[StreamId] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -65,20 +68,11 @@ class Watchdog:
                 # A partition without streams is not read: the absence may have ended before its next stream comes
                 self._away_since = {each: since for each, since in self._away_since.items() if each in by_partition}
                 for partition, streams in by_partition.items():
-                    self._begin(tasks, partition, partial(self._check_partition, tasks, partition, streams))
-
-    def _begin(
-        self, tasks: asyncio.TaskGroup, subject: int | StreamId, check: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Begin a check of a partition or a stream, unless its last one goes on.
-
-        Nothing waits for it: a shard of Redis that does not answer must not delay the checks of the others.
-        """
-        if subject not in self._checking:
-            self._checking.add(subject)
-            tasks.create_task(check()).add_done_callback(lambda _: self._checking.discard(subject))
+                    check = partial(self._check_partition, tasks, partition, streams)
+                    _begin(tasks, self._comparing, partition, check)
 
     async def _check_partition(self, tasks: asyncio.TaskGroup, partition: int, streams: Sequence[LocalStream]) -> None:
+        idle: list[tuple[LocalStream, Head]] = []
         for start in range(0, len(streams), HEADS_MAX):
             batch = streams[start : start + HEADS_MAX]
             try:
@@ -86,11 +80,20 @@ class Watchdog:
             except FabricError as error:
                 log.warning("stream heads not read: partition=%d error=%s", partition, error)
                 self._abandon_if_away(partition, streams)
-                return
+                break
             self._away_since.pop(partition, None)
             for local, head in zip(batch, heads, strict=True):
                 if self._compare(local, head) and head is not None:
-                    self._begin(tasks, local.id, partial(self._check_producer, local, head))
+                    idle.append((local, head))
+        if idle:
+            _begin(tasks, self._beginning, partition, partial(self._begin_lookups, tasks, idle))
+
+    async def _begin_lookups(self, tasks: asyncio.TaskGroup, idle: Sequence[tuple[LocalStream, Head]]) -> None:
+        """Look up the producers of idle streams as slots are free: a task for each of them at once takes 2 KB."""
+        for local, head in idle:
+            if local.id not in self._looking_up:
+                self._looking_up.add(local.id)
+                await self._lookups.begin(tasks, partial(self._check_producer, local, head))
 
     def _abandon_if_away(self, partition: int, streams: Sequence[LocalStream]) -> None:
         """End all readers of a partition that has not answered for ``away_s``."""
@@ -143,10 +146,24 @@ class Watchdog:
     async def _check_producer(self, local: LocalStream, head: Head) -> None:
         """End a live stream that neither a producer nor a queue has: its request or its producer was lost."""
         try:
-            if await self._lookups.read(partial(self._produces, head.replica, local.id)):
+            if await self._produces(head.replica, local.id):
                 local.missing = None
                 return
             if self._is_orphan(local):
                 await self._failover.end_orphan(local.id, head, LOST)
         except FabricError as error:
             log.warning("producer of a stream not checked: stream=%s error=%s", local.id, error)
+        finally:
+            self._looking_up.discard(local.id)
+
+
+def _begin(
+    tasks: asyncio.TaskGroup, running: set[int], partition: int, check: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Begin a check of a partition, unless its last one goes on.
+
+    Nothing waits for it: a shard of Redis that does not answer must not delay the checks of the others.
+    """
+    if partition not in running:
+        running.add(partition)
+        tasks.create_task(check()).add_done_callback(lambda _: running.discard(partition))

@@ -268,6 +268,33 @@ async def test_lookups_at_a_silent_shard_delay_those_of_no_other() -> None:
             reader.close()
 
 
+@on_virtual_time
+async def test_a_crowd_of_idle_streams_takes_few_tasks() -> None:
+    """A task for each would take as much memory as a third of the stream."""
+    most = 0
+
+    async def find(replica: ReplicaId | None, stream: StreamId) -> bool:
+        nonlocal most
+        most = max(most, len(asyncio.all_tasks()))
+        await asyncio.sleep(0.01)
+        looked.add(stream)
+        return True
+
+    looked: set[StreamId] = set()
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, LiveLog()), HostClock(), silent, tasks)
+        ids = [StreamId(f"s{number}") for number in range(1000)]
+        readers = [hub.expect(each, TenantId("acme"), Epoch(1, "aa")).attach(Reading()) for each in ids]
+        before = len(asyncio.all_tasks())
+        watchdog = tasks.create_task(Watchdog(hub, find, failover_of(hub.log)).run())
+        await asyncio.sleep(2 * WATCHDOG_S + 1)
+        assert looked == set(ids)
+        assert most - before < 50
+        watchdog.cancel()
+        for reader in readers:
+            reader.close()
+
+
 class EmptyLog(AwayLog):
     """A log that has lost its streams. It takes 3.9 s to answer the first time."""
 
