@@ -7,7 +7,7 @@ the same bytes as a reader from the start. An encoder belongs to one reader; onl
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -39,6 +39,9 @@ NO_LOGPROBS = b'"logprobs":null'
 
 _OWN_REASONS = {reason: msgspec.Raw(b'"%b"' % reason.encode()) for reason in ("budget", STEERED_REASON)}
 
+EMPTY: Final[frozenset[Any]] = frozenset()
+"""The empty set of all encoders: each call of ``frozenset`` makes a new one of 216 bytes."""
+
 HEARTBEAT = b": hb\n"
 """A comment, which every client ignores."""
 
@@ -69,10 +72,10 @@ class Encoder:
         self._blocks: dict[bytes, tuple[bytes, ...]] = {}
         """Constant parts around a block's text, by the block's number in digits. The text begins after its opening
         quote and includes the closing one. Empty: the dialect cannot express the block."""
-        self._refusals: frozenset[int] = frozenset()  # most streams have neither, and an empty set is 216 bytes
-        self._tools: frozenset[tuple[int, int]] = frozenset()
+        self._refusals: frozenset[int] = EMPTY  # most streams have neither
+        self._tools: frozenset[tuple[int, int]] = EMPTY
         """(choice, block) of each tool call."""
-        self._finished: frozenset[int] = frozenset()
+        self._finished: frozenset[int] = EMPTY
         """Choices that have their finish reason."""
         self._opened = False
         self.checks: tuple[tuple[int, Check], ...] = ()

@@ -147,8 +147,9 @@ class Request:
     def forget(self) -> None:
         """Release the request's data after its head was sent. uvicorn shares the scope and reads its method."""
         self.scope["headers"].clear()
-        for name in ("path", "raw_path", "query_string", "headers", "client", "server", "state", "path_params", "app"):
-            self.scope.pop(name, None)
+        method = self.scope["method"]
+        self.scope.clear()  # a dict whose keys are removed one by one keeps its size
+        self.scope["method"] = method
 
     async def json(self, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Answer with a JSON body."""

@@ -34,7 +34,7 @@ from stream_fabric.stream.frames import (
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects.anthropic.errors import error_body
 from stream_gw.dialects.anthropic.messages import stop_reason, usage_json
-from stream_gw.dialects.base import ENDED, HEARTBEAT, Encoder, check_json, ends_cleanly
+from stream_gw.dialects.base import EMPTY, ENDED, HEARTBEAT, Encoder, check_json, ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
 
 _json = msgspec.json.Encoder().encode
@@ -117,7 +117,7 @@ class MessagesEncoder(Encoder):
         """The open content block."""
         self._waiting: deque[_Block] | None = None
         """Blocks that have opened meanwhile, in order; None: there were none yet."""
-        self._passed: frozenset[bytes] = frozenset()
+        self._passed: frozenset[bytes] = EMPTY
         """Blocks that have ended here or that the dialect cannot express. Only spaces can follow a call that ended."""
         self._prompt = Usage()
         self._finish: ChoiceEnd | None = None

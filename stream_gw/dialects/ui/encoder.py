@@ -28,7 +28,7 @@ from stream_fabric.stream.frames import (
     json_string,
 )
 from stream_fabric.stream.ids import derived_id
-from stream_gw.dialects.base import ENDED, Encoder, ends_cleanly, finish_of
+from stream_gw.dialects.base import EMPTY, ENDED, Encoder, ends_cleanly, finish_of
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.ui.parts import finish_reason, usage_json
 from stream_gw.dialects.ui.replay import Before
@@ -77,9 +77,9 @@ class UiEncoder(Encoder):
         self._parts: dict[bytes, bytes] = {}
         """Kind of each open text or reasoning part, by its block's number in digits."""
         self._calls: dict[bytes, _Call] = {}
-        self._ids: frozenset[str] = frozenset()
+        self._ids: frozenset[str] = EMPTY
         """Ids of all tool calls so far."""
-        self._passed: frozenset[bytes] = frozenset()
+        self._passed: frozenset[bytes] = EMPTY
         """Blocks that have ended or that the dialect cannot express."""
         self._before: Before | None = None
         self._finish: ChoiceEnd | None = None

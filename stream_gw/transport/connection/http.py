@@ -58,7 +58,7 @@ class EdgeHttp(Connection, HttpToolsProtocol):
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self.flow = Flow(transport, self)
         transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._end_head)
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S_MAX, self._end_head)
 
     def _end_head(self) -> None:
         """Cut a peer whose head has not come in time, unless nobody reads it because earlier requests come first."""
@@ -66,6 +66,11 @@ class EdgeHttp(Connection, HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_S_MAX, self._end_head)
         else:
             self.transport.abort()
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None  # an open stream need not keep it
 
     def _input_waits(self) -> bool:
         return bool(self.pipeline)
@@ -107,7 +112,7 @@ class EdgeHttp(Connection, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._parsed = True
-        self._head_timer.cancel()
+        self._cancel_head_timer()
         self._end_idleness()
         if not self._declines_upgrade():
             before = self.cycle
@@ -127,7 +132,7 @@ class EdgeHttp(Connection, HttpToolsProtocol):
         self._end_idleness()
         self._header_bytes = self._head_bytes = self._discarded = 0
         self._in_head = self._head_began = True
-        self._head_timer.cancel()
+        self._cancel_head_timer()
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self._end_head)
         self.scope["state"][CONNECTION] = self
 
@@ -275,7 +280,7 @@ class EdgeHttp(Connection, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._head_timer.cancel()
+        self._cancel_head_timer()
         self._end_idleness()
         self._held = b""
         self.scope = self.cycle = self.flow.connection = None  # type: ignore[assignment] # each leads back here
