@@ -72,9 +72,9 @@ class Encoder:
         self._blocks: dict[bytes, tuple[bytes, ...]] = {}
         """Constant parts around a block's text, by the block's number in digits. The text begins after its opening
         quote and includes the closing one. Empty: the dialect cannot express the block."""
-        self._refusals: frozenset[int] = EMPTY  # most streams have neither
-        self._tools: frozenset[tuple[int, int]] = EMPTY
-        """(choice, block) of each tool call."""
+        self._refusals: frozenset[int] = EMPTY  # most streams have none
+        self._tools: dict[int, list[int]] | None = None
+        """Blocks of the tool calls by choice, in order; None: there were none yet."""
         self._finished: frozenset[int] = EMPTY
         """Choices that have their finish reason."""
         self._opened = False

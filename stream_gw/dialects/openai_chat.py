@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 
 from stream_fabric.stream.frames import Open
@@ -49,8 +51,11 @@ class ChatEncoder(Encoder):
             return (), []
         kind, field, call = parts
         # From block numbers, not a counter: a block that opens again after a reset keeps its index
-        index = sum(choice == frame.choice and block < frame.block for choice, block in self._tools)
-        self._tools |= {(frame.choice, frame.block)}
+        self._tools = self._tools or {}
+        blocks = self._tools.setdefault(frame.choice, [])
+        index = bisect_left(blocks, frame.block)
+        if frame.block not in blocks[index : index + 1]:
+            blocks.insert(index, frame.block)
         first = start + b'"tool_calls":[' + _json({"index": index, **call}) + b"]" + end
         before = start + b'"tool_calls":[{"index":%d,"%b":{"%b":"' % (index, kind.encode(), field.encode())
         return (before, b"}}]" + end), [first]

@@ -34,7 +34,7 @@ from stream_fabric.stream.frames import (
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects.anthropic.errors import error_body
 from stream_gw.dialects.anthropic.messages import stop_reason, usage_json
-from stream_gw.dialects.base import EMPTY, ENDED, HEARTBEAT, Encoder, check_json, ends_cleanly
+from stream_gw.dialects.base import ENDED, HEARTBEAT, Encoder, check_json, ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
 
 _json = msgspec.json.Encoder().encode
@@ -117,7 +117,7 @@ class MessagesEncoder(Encoder):
         """The open content block."""
         self._waiting: deque[_Block] | None = None
         """Blocks that have opened meanwhile, in order; None: there were none yet."""
-        self._passed: frozenset[bytes] = EMPTY
+        self._passed: set[bytes] | None = None
         """Blocks that have ended here or that the dialect cannot express. Only spaces can follow a call that ended."""
         self._prompt = Usage()
         self._finish: ChoiceEnd | None = None
@@ -197,7 +197,8 @@ class MessagesEncoder(Encoder):
     def _open(self, frame: Open) -> list[bytes]:
         type_ = _content_type(frame)
         if type_ is None:
-            self._passed |= {b"%d" % frame.block}
+            self._passed = self._passed or set()
+            self._passed.add(b"%d" % frame.block)
             return []
         self._refused = self._refused or frame.kind == "refusal"
         self._used_tool = self._used_tool or type_ == "tool_use"
@@ -247,7 +248,8 @@ class MessagesEncoder(Encoder):
             bodies.append(_delta(self._around(block), _CUSTOM_END))
         bodies.append(b'{"type":"content_block_stop","index":%d}' % self._index)
         self._blocks.pop(block.name, None)
-        self._passed |= {block.name}
+        self._passed = self._passed or set()
+        self._passed.add(block.name)
         self._live = None
         self._index += 1
         return bodies
@@ -276,7 +278,7 @@ class MessagesEncoder(Encoder):
             if block.name == name:
                 block.text += text
                 return []
-        if name not in self._passed:
+        if name not in (self._passed or ()):
             raise KeyError(name)
         return []
 

@@ -28,7 +28,7 @@ from stream_fabric.stream.frames import (
     json_string,
 )
 from stream_fabric.stream.ids import derived_id
-from stream_gw.dialects.base import EMPTY, ENDED, Encoder, ends_cleanly, finish_of
+from stream_gw.dialects.base import ENDED, Encoder, ends_cleanly, finish_of
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.ui.parts import finish_reason, usage_json
 from stream_gw.dialects.ui.replay import Before
@@ -77,9 +77,9 @@ class UiEncoder(Encoder):
         self._parts: dict[bytes, bytes] = {}
         """Kind of each open text or reasoning part, by its block's number in digits."""
         self._calls: dict[bytes, _Call] = {}
-        self._ids: frozenset[str] = EMPTY
+        self._ids: set[str] | None = None
         """Ids of all tool calls so far."""
-        self._passed: frozenset[bytes] = EMPTY
+        self._passed: set[bytes] | None = None
         """Blocks that have ended or that the dialect cannot express."""
         self._before: Before | None = None
         self._finish: ChoiceEnd | None = None
@@ -174,16 +174,18 @@ class UiEncoder(Encoder):
             self._blocks[name] = (b'{"type":"%b-delta","id":"%b","delta":"' % (kind, name), b"}")
             return [b'{"type":"%b-start","id":"%b"}' % (kind, name)]
         if frame.kind != "tool" or frame.form == "server":  # the engine's server runs that tool, the client must not
-            self._passed |= {name}
+            self._passed = self._passed or set()
+            self._passed.add(name)
             return []
         return self._open_call(name, frame)
 
     def _open_call(self, name: bytes, frame: Open) -> list[bytes]:
         derived = derived_id("call_", self.facts.stream, frame.block + 1)
         id_ = frame.id or derived
-        if id_ in self._ids:  # some engines repeat ids, and a part is found by its own
+        if id_ in (self._ids or ()):  # some engines repeat ids, and a part is found by its own
             id_ = derived
-        self._ids |= {id_}
+        self._ids = self._ids or set()
+        self._ids.add(id_)
         call = self._calls[name] = _Call(id_, frame.name or "", frame.form == "custom")
         start = {"type": "tool-input-start", "toolCallId": call.id, "toolName": call.name}
         return [_json(start), *([_tool_delta(call, _QUOTE)] if call.is_custom else ())]
@@ -197,7 +199,7 @@ class UiEncoder(Encoder):
         if call is not None:
             call.text += text
             return [_tool_delta(call, json_string(text.decode())[1:-1] if call.is_custom else text)]
-        if name not in self._passed:
+        if name not in (self._passed or ()):
             raise KeyError(name)
         return []
 
@@ -205,13 +207,15 @@ class UiEncoder(Encoder):
         kind = self._parts.pop(name, None)
         if kind is not None:
             del self._blocks[name]
-            self._passed |= {name}
+            self._passed = self._passed or set()
+            self._passed.add(name)
             signed = b"" if opaque is None else b',"providerMetadata":{"streamGw":{"signature":%b}}' % _json(opaque)
             return [b'{"type":"%b-end","id":"%b"%b}' % (kind, name, signed)]
         call = self._calls.pop(name, None)
         if call is None:
             return []
-        self._passed |= {name}
+        self._passed = self._passed or set()
+        self._passed.add(name)
         return _call_end(call)
 
     def _close_all(self) -> list[bytes]:
