@@ -219,8 +219,9 @@ class RunningStream:
         if self.tokens + tokens > self._ask_at and self._is_held(Delta(block, text, tokens), len(text)):
             return
         if len(text) > _TEXT_CHARS_MAX:
-            self.text(block, text[:_TEXT_CHARS_MAX], 0)
-            self.text(block, text[_TEXT_CHARS_MAX:], tokens)
+            for at in range(0, len(text), _TEXT_CHARS_MAX):
+                is_last = at + _TEXT_CHARS_MAX >= len(text)
+                self.text(block, text[at : at + _TEXT_CHARS_MAX], tokens if is_last else 0)
             return
         first = self.first_at is None
         self.tokens += tokens
