@@ -16,6 +16,8 @@ import httptools
 from inference.engines.upstream.answer import Answer, AnswerBroken
 
 _HEAD_BYTES_MAX: Final = 1 << 16
+_PIECE_BYTES: Final = 1 << 16
+"""A piece of this size is not the last one: the loop serves everything else before it reads on."""
 _DRAIN_S: Final = 1.0
 """Time for the rest of an answer whose reader has all it needs; afterwards the connection is closed."""
 
@@ -204,12 +206,19 @@ class _Connection(asyncio.Protocol):
         self.heard = True
         if answer is not None:
             answer.heard_at = self._loop.time()
+        if len(data) >= _PIECE_BYTES and self._transport is not None:
+            self._transport.pause_reading()  # else the loop reads tens of pieces of one connection in one turn
+            self._loop.call_soon(self._read_on)
         try:
             parser.feed_data(data)
         except httptools.HttpParserCallbackError as failed:  # what a method below raised
             self.fail(failed.__context__ or failed)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as wrong:
             self.fail(AnswerBroken(f"it sent no valid HTTP: {wrong}"))
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is None and self._until_closed and self._answer is not None:

@@ -15,6 +15,9 @@ class EventParser:
     def __init__(self, event_bytes_max: int) -> None:
         self._max = event_bytes_max
         self._rest = b""
+        self._more: list[bytes] = []
+        """Pieces that continue the line of ``_rest``: joined once, at its end, and not with each piece."""
+        self._more_size = 0
         self._data: list[bytes] = []
         self._size = 0
         self._may_be_mark = True
@@ -23,7 +26,7 @@ class EventParser:
     def receive(self, chunk: bytes) -> list[bytes]:
         """Return the data of the events that this piece completes. Raises EventTooLarge."""
         if (
-            not (self._rest or self._data or b"\r" in chunk)
+            not (self._rest or self._more or self._data or b"\r" in chunk)
             and chunk.startswith(b"data: ")
             and chunk.find(b"\n") == len(chunk) - 2
             and 2 < len(chunk) <= self._max
@@ -31,7 +34,13 @@ class EventParser:
         ):
             self._may_be_mark = False
             return [chunk[6:-2]]  # one whole event, as servers write them
-        buffer = self._rest + chunk
+        if not (self._may_be_mark or b"\n" in chunk or b"\r" in chunk or self._rest.endswith(b"\r")):
+            self._more.append(chunk)
+            self._more_size += len(chunk)
+            if len(self._rest) + self._more_size > self._max:
+                raise EventTooLarge
+            return []
+        buffer = self._take_rest() + chunk
         if self._may_be_mark:
             self._may_be_mark = len(buffer) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(buffer)
             buffer = buffer.removeprefix(_BYTE_ORDER_MARK)
@@ -50,10 +59,17 @@ class EventParser:
     def end(self) -> list[bytes]:
         """Return the data of a last event without its blank line, after the end of the bytes."""
         events: list[bytes] = []
-        for line in (self._rest.rstrip(b"\r"), b""):
+        for line in (self._take_rest().rstrip(b"\r"), b""):
             self._receive_line(line, events)
-        self._rest = b""
         return events
+
+    def _take_rest(self) -> bytes:
+        """Return the bytes of the line that has not ended, and forget them."""
+        rest = b"".join([self._rest, *self._more]) if self._more else self._rest
+        self._rest = b""
+        self._more.clear()
+        self._more_size = 0
+        return rest
 
     def _receive_line(self, line: bytes, events: list[bytes]) -> None:
         if not line:

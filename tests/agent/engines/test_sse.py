@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +55,9 @@ def test_a_line_and_an_event_have_a_largest_size() -> None:
     for chunks in ([b"data: " + b"x" * 40] * 2, [b"data: " + b"x" * 30 + b"\n"] * 3):
         with pytest.raises(EventTooLarge):
             parse(*chunks, most=64)
+
+
+def test_a_long_line_in_many_pieces_is_joined_once() -> None:
+    began = time.process_time()
+    assert parse(b"data: ", *[b"x" * 8] * 200_000, b"\n\n", most=1 << 21) == [b"x" * 1_600_000]
+    assert time.process_time() - began < 3
