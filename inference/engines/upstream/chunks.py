@@ -18,6 +18,8 @@ from inference.engines.upstream.chunk_fields import (
 from inference.engines.upstream.chunk_template import ChunkTemplate
 from inference.engines.upstream.logprobs import join_logprobs, read_logprobs, split_logprobs
 from inference.engines.upstream.sse import EventParser
+from stream_fabric.errors import StreamTooLarge
+from stream_fabric.limits import STREAM_BYTES_MAX
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, Note, Open, Usage
 from stream_fabric.stream.ids import StreamId, derived_id
@@ -40,19 +42,21 @@ class _Call:
     def __init__(self, id: str | None) -> None:
         self.id = id
         self.block = -1
-        self.held = ""
+        self.held: list[str] = []
 
 
 class _ChoiceState:
     """State of one choice: its open text block, and its tool calls by the server's index."""
 
-    __slots__ = ("block", "by_index", "calls", "counted", "finished", "held", "kind", "last", "made")
+    __slots__ = ("block", "by_index", "calls", "counted", "finished", "held", "ids", "kind", "last", "made")
 
     def __init__(self) -> None:
         self.kind: BlockKind | None = None
         self.block = -1
         self.by_index: dict[int, _Call] = {}
         self.calls: list[_Call] = []
+        self.ids: set[str] = set()
+        """Ids of the calls whose blocks are open or closed."""
         self.last = -1
         self.finished = False
         self.held: list[msgspec.Raw] = []
@@ -95,10 +99,11 @@ class ChunkReader:
         self._template: ChunkTemplate | None = None
         """Form of the chunks of the open text block."""
         self._tries_left = _TRIES_MAX
+        self._held_bytes = 0
         self.error: ErrorInfo | None = None
 
     def receive(self, data: bytes) -> None:
-        """Take the data of one event, or a whole answer. Raises msgspec.MsgspecError for invalid data."""
+        """Take the data of one event, or a whole answer. Raises MsgspecError or UnicodeDecodeError for invalid data."""
         if self._template is not None and (found := self._template.read(data)) is not None:
             text, made = found
             (state,) = self._choices
@@ -112,6 +117,8 @@ class ChunkReader:
         if data == b"[DONE]":
             self._done = True
             return
+        if not data.isascii():  # the decoder leaves out the parts that are passed on as they are
+            data.decode()
         chunk = _decoder.decode(data)
         error = _not_null(chunk.error)
         if error is not None:
@@ -242,6 +249,7 @@ class ChunkReader:
         if not text:  # part of a character or a special token: only its logprobs count
             if raw is None or not tokens or state.kind == "reasoning" or state.calls:
                 return
+            self._hold(len(bytes(raw)))
             state.held.append(raw)
             self._template = None  # the next text has these logprobs, so it is no ordinary chunk
             return
@@ -285,19 +293,28 @@ class ChunkReader:
         if call.block < 0 and function.name:
             self._open_call(state, index, call, function.name)
         if call.block < 0:
-            call.held += arguments
+            if arguments:
+                self._hold(len(arguments))
+                call.held.append(arguments)
         elif arguments:
             self._sink.text(call.block, arguments, state.take_tokens(1))
+
+    def _hold(self, size: int) -> None:
+        """Count what waits for a text or for the name of a call, which is in no frame yet: it counts as output."""
+        self._held_bytes += size
+        if self._held_bytes > STREAM_BYTES_MAX:
+            message = f"the output exceeds {STREAM_BYTES_MAX >> 20} MiB, the maximum size of a stream"
+            self.error = ErrorInfo.of(StreamTooLarge(message))
 
     def _open_call(self, state: _ChoiceState, index: int, call: _Call, name: str) -> None:
         self._close_text_block(state)
         call.block = self._new_block()
-        if not call.id or any(other.id == call.id and 0 <= other.block < call.block for other in state.calls):
-            # Some servers repeat an id within an answer; clients tell calls by it
+        if not call.id or call.id in state.ids:  # some servers repeat an id within an answer; clients tell calls by it
             call.id = derived_id("call_", self._stream, call.block + 1)
+        state.ids.add(call.id)
         self._sink.frame(Open(call.block, index, "tool", "function", call.id, name))
         if call.held:
-            self._sink.text(call.block, call.held, state.take_tokens(1))
+            self._sink.text(call.block, "".join(call.held), state.take_tokens(1))
 
     def _close_text_block(self, state: _ChoiceState) -> None:
         if state.kind is not None:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import socket
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from itertools import chain
@@ -19,7 +20,7 @@ from aiohttp import web
 from inference.engines.openai import OpenAIEngine
 from inference.engines.upstream.answers import upstream_error
 from inference.engines.upstream.chunks import ChunkReader
-from stream_fabric.errors import EngineFailed, EngineLost
+from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
 from stream_fabric.limits import FRAME_BYTES_MAX, ITEM_CHARS_MAX, STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.frames import ErrorInfo, Note, Open, Usage, encode
@@ -426,6 +427,28 @@ def test_nothing_of_a_choice_follows_its_end() -> None:
 
 
 # --- ends that are none --------------------------------------------------------------------------------------
+
+
+def test_many_calls_take_no_quadratic_time() -> None:
+    """10,000 calls took longer than an agent's lease lasts."""
+    calls = [{"index": n, "id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(20_000)]
+    began = time.process_time()
+    sink = read(delta(tool_calls=calls), delta(finish="tool_calls"), DONE)
+    assert time.process_time() - began < 3
+    assert len({frame.id for frame in sink.opens()}) == 20_000
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        delta(tool_calls=[{"index": 0, "function": {"arguments": "x" * 1000}}]),
+        event(choices=[{"index": 0, "delta": {"content": ""}, "logprobs": {"content": [{"token": "x" * 1000}]}}]),
+    ],
+    ids=["arguments without a name", "logprobs without a text"],
+)
+def test_what_is_held_back_counts_as_output(chunk: bytes) -> None:
+    sink = read(*[chunk] * (STREAM_BYTES_MAX // 1000 + 1))
+    assert sink.error is not None and sink.error.code == StreamTooLarge.code
 
 
 async def test_a_cut_before_the_finish_is_never_a_clean_end() -> None:
