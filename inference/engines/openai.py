@@ -16,7 +16,7 @@ from inference.engines.served_models import list_models
 from inference.engines.server_load import SERVES_NONE, ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer, AnswerBroken
-from inference.engines.upstream.answers import only_count, put_item, upstream_error
+from inference.engines.upstream.answers import ERROR_BYTES_MAX, only_count, put_item, upstream_error
 from inference.engines.upstream.chunks import BodyReader, ChunkReader
 from inference.engines.upstream.http1 import HttpClient
 from inference.engines.upstream.sse import EventParser, EventTooLarge
@@ -382,7 +382,7 @@ async def _refusal(answer: Answer) -> ErrorInfo | None:
         log.error("model server redirects, set --upstream to its own URL: location=%s", location)
         return _engine_error("the model server redirects; the operator must correct its URL")
     if answer.status != 200:
-        return upstream_error(await answer.read_start(1 << 16), answer.status)
+        return upstream_error(await answer.read_start(ERROR_BYTES_MAX), answer.status)
     return None
 
 

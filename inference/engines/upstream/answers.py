@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 import msgspec
 
+from inference.engines.upstream.chunk_fields import TokenCount
 from stream_fabric.errors import BadRequest, ContextLengthExceeded, EngineFailed, EngineLost, TooMany
 from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
@@ -14,8 +16,8 @@ from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Open, Usage
 
 
 class _DocumentUsage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: TokenCount | None = None
+    total_tokens: TokenCount | None = None
 
 
 class _Document(msgspec.Struct):
@@ -23,12 +25,14 @@ class _Document(msgspec.Struct):
 
 
 class _Count(msgspec.Struct):
-    count: int
+    count: TokenCount
 
 
 _count_decoder = msgspec.json.Decoder(_Count)
 _document_decoder = msgspec.json.Decoder(_Document)
 _PARAM_CHARS_MAX = 200
+ERROR_BYTES_MAX = 1 << 16
+"""A longer error is not decoded: its text is its first characters."""
 _ENGINE_DEAD = "EngineCore encountered an issue"
 """Start of vLLM's error message after its engine process has died."""
 _CONTEXT_EXCEEDED = re.compile(
@@ -67,12 +71,12 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     """Return the error in a server's answer, in any known format. ``status``: of the response; 502 inside a stream."""
     if not 400 <= status < 600:  # not an error status: the client must not see it
         status = 502
-    message, code = bytes(raw).decode("utf-8", "replace")[:500], None
+    message, code = bytes(raw)[:2000].decode("utf-8", "replace")[:500], None
     param: str | None = None
-    try:
-        parsed: Any = msgspec.json.decode(raw)
-    except msgspec.MsgspecError:
-        parsed = None
+    parsed: Any = None
+    if len(bytes(raw)) <= ERROR_BYTES_MAX:
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            parsed = msgspec.json.decode(raw)
     if isinstance(parsed, dict):
         parsed = parsed.get("error") or parsed.get("detail") or parsed
     if isinstance(parsed, str):

@@ -5,9 +5,15 @@ A module of its own: mypyc, which compiles the reader of the chunks, knows no ``
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from stream_fabric.stream.frames import MaybeRaw
+
+TokenCount = Annotated[int, Meta(ge=0, lt=1 << 31)]
+"""Any other number would end the agent, or a counter in Redis, and all streams with it: it fails its own stream."""
 
 
 class ChunkFunction(msgspec.Struct):
@@ -43,14 +49,14 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChunkDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: TokenCount | None = None
+    reasoning_tokens: TokenCount | None = None
 
 
 class ChunkUsage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: TokenCount | None = None
+    completion_tokens: TokenCount | None = None
+    total_tokens: TokenCount | None = None
     prompt_tokens_details: ChunkDetails | None = None
     completion_tokens_details: ChunkDetails | None = None
 

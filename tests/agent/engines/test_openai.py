@@ -587,6 +587,38 @@ async def test_what_is_no_chunk_fails_the_stream(junk: bytes) -> None:
     assert sink.status == "failed"
 
 
+@pytest.mark.parametrize("count", [-1, 1 << 31, 1 << 64, 10**30])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+async def test_a_count_that_no_answer_has_fails_the_stream(name: str, count: int) -> None:
+    """Counters of the agent and of Redis take no such number, and end all streams of the replica with an error."""
+    sink = await ask(play(delta(content="x"), delta(finish="stop"), event(choices=[], usage={name: count}), DONE))
+    assert (sink.status, sink.end_usage) == ("failed", None)
+    assert sink.error is not None and name in sink.error.message
+
+
+@pytest.mark.parametrize("field", ["logprobs", "stop_reason"])
+async def test_bytes_that_are_no_text_fail_the_stream(field: str) -> None:
+    """These fields are passed on undecoded: a browser ends a socket, with all its streams, that sends such bytes."""
+    choice = {"index": 0, "delta": {"content": "x"}, field: {"content": [{"token": "?"}]}}
+    junk = event(choices=[choice]).replace(b"?", b"\xff")
+    sink = await ask(play(junk, delta(finish="stop"), DONE))
+    assert sink.status == "failed"
+    assert sink.error is not None and "utf-8" in sink.error.message
+
+
+async def test_a_long_error_is_not_decoded() -> None:
+    """A million such numbers took four seconds, in which the agent lost its lease."""
+    error = b"[" + b"1e300," * 1_000_000 + b"1]"
+    sink = await ask(play(delta(content="x"), b'data: {"error":%b}\n\n' % error, DONE))
+    assert sink.status == "failed"
+    assert sink.error is not None and sink.error.message == error[:500].decode()
+
+
+async def test_a_deep_error_is_told_with_its_status() -> None:
+    sink = await ask(play(b"[" * 3000 + b"]" * 3000, status=400))
+    assert sink.error is not None and (sink.error.http_status, sink.error.message) == (400, "[" * 500)
+
+
 @pytest.mark.parametrize(("status", "retriable"), [(400, False), (404, False), (429, True), (500, True), (503, True)])
 async def test_a_refused_request_keeps_the_status_and_the_message(status: int, retriable: bool) -> None:
     body = msgspec.json.encode({"error": {"message": "too long by 7", "type": "BadRequestError", "code": status}})
@@ -1044,7 +1076,9 @@ async def test_the_document_is_an_item_of_bounded_deltas(kind: Literal["embeddin
     assert (sink.status, sink.end_usage) == ("completed", Usage(prompt=7))
 
 
-@pytest.mark.parametrize("junk", [b"", b"{", b"[1]", b'{"usage": 7}', b'{"data": "\xff"}'])
+@pytest.mark.parametrize(
+    "junk", [b"", b"{", b"[1]", b'{"usage": 7}', b'{"data": "\xff"}', b'{"usage": {"total_tokens": -1}}']
+)
 async def test_what_is_no_document_fails_and_nothing_of_it_is_told(junk: bytes) -> None:
     sink = await whole(play(junk))
     assert sink.error is not None
