@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
@@ -19,6 +18,8 @@ CONTRACT = (
     "vllm:cache_config_info",
 )
 """The metrics of vLLM that the agent relies on, as vLLM 0.33 shows them from its start."""
+_EXACT_MAX = 1 << 53
+"""Numbers from here on are no counts."""
 _NAME = re.compile(rb"^(vllm[:_]\w+)[ {]", re.MULTILINE)
 _READ = re.compile(
     rb"^vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|prefix_cache_queries(?:_total)?"
@@ -96,7 +97,7 @@ def missing_metrics(text: bytes) -> list[str]:
 
 
 def samples(text: bytes) -> Iterator[Sample]:
-    """Yield the finite samples of the metrics that this module reads.
+    """Yield the samples with a sensible value of the metrics that this module reads.
 
     Only their lines are parsed, one by one: a page has thousands of lines and would hold up the event loop, and one
     unreadable line must not cost the others.
@@ -106,7 +107,7 @@ def samples(text: bytes) -> Iterator[Sample]:
             parsed = [sample for family in text_string_to_metric_families(line.decode()) for sample in family.samples]
         except ValueError:  # also UnicodeDecodeError
             continue
-        yield from (sample for sample in parsed if math.isfinite(sample.value))
+        yield from (sample for sample in parsed if abs(sample.value) < _EXACT_MAX)
 
 
 def _cache_size(labels: dict[str, str]) -> tuple[int, int]:
@@ -118,7 +119,8 @@ def _cache_size(labels: dict[str, str]) -> tuple[int, int]:
 
 def _label_number(value: str | None) -> int:
     """Return a label's value as a number; 0: missing, or ``None`` in words."""
-    return int(value) if value is not None and value.isdecimal() and value.isascii() else 0
+    is_number = value is not None and value.isdecimal() and value.isascii() and len(value) < len(str(_EXACT_MAX))
+    return int(value) if value is not None and is_number else 0
 
 
 class RestartingCounter:

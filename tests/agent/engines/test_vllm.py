@@ -674,6 +674,7 @@ def test_the_metrics_of_several_engines_are_one_reading() -> None:
         b"<html>not found</html>",
         b"\xff\xfe",
         b"vllm:kv_cache_usage_perc{} NaN\nvllm:prefix_cache_hits_total +Inf\nvllm:prefix_cache_queries_total x\n",
+        b'vllm:num_requests_waiting 1e300\nvllm:cache_config_info{kv_cache_size_tokens="%b"} 1\n' % (b"9" * 5000),
         b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1.0\n',
         b"vllm:cache_config_info 1.0\n",
     ],
