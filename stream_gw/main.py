@@ -20,6 +20,7 @@ from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
@@ -203,7 +204,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     gateway = Gateway(parts)
     edge = Edge(gateway, metrics, access, local_stats, process.tenancy)
     sources = (hub.subscription, clock, settlements, directory, positions, rejections)
-    reporter = FailoverReporter(sink, clock, log)
+    reporter = FailoverReporter(CountingSink(metrics.receive, sink), clock, log)
     upkeep = [
         *(source.run() for source in sources),
         Watchdog(hub, directory.produces, Failover(cells, log, clock, random, reporter)).run(),

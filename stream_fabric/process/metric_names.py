@@ -346,6 +346,16 @@ RECORDS_SKIPPED = _add(
         only="while processes of versions that do not understand each other run together",
     )
 )
+DEAD = _add(
+    Metric(
+        "dead_replicas_total",
+        "counter",
+        "replicas",
+        "Expired replica leases that this process recovered; add up those of all gateways and controllers",
+        ("gateway", "controller"),
+        (),
+    )
+)
 FRAMES_PASSED_OVER = _add(
     Metric(
         "frames_passed_over_total",
@@ -583,9 +593,6 @@ STUCK = _controller(
     "replicas",
     "Replicas drained because their requests waited far longer than others'",
     (),
-)
-DEAD = _controller(
-    "dead_replicas_total", "counter", "replicas", "Expired replica leases that this process recovered", ()
 )
 LOOK_FAILURES = _controller("pool_looks_failed_total", "counter", "looks", "Failed reads of the pools", ())
 _ONLY_SCALER = "where STREAM_GW_SCALER_PORT is set and KEDA uses it"

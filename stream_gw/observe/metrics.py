@@ -8,6 +8,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from stream_fabric.errors import PoolBusy
+from stream_fabric.events import Event, FleetEvent
 from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
@@ -42,6 +43,7 @@ class Metrics:
         self._frames_passed_over = make.counter(listed.FRAMES_PASSED_OVER)
         self._passed_over = 0
         self.records_skipped = make.counter(listed.RECORDS_SKIPPED)
+        self._dead = make.counter(listed.DEAD)
         self.spans_sent = make.counter(listed.SPANS_SENT)
         self.spans_dropped = make.counter(listed.SPANS_DROPPED)
         self._durations = cache(make.histogram(listed.REQUEST_DURATION).labels)
@@ -84,6 +86,12 @@ class Metrics:
     def receive_skipped_record(self, kind: str) -> None:
         """Count a record in Redis that could not be decoded."""
         self.records_skipped.labels(kind).inc()
+
+    def receive(self, event: Event) -> None:
+        """Count a dead replica that this gateway has found; ignore other events."""
+        match event:
+            case FleetEvent(what="dead"):
+                self._dead.inc()
 
     def receive_passed_over(self, total: int) -> None:
         """Take the total of frames of unknown kinds that this process has passed over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,7 @@ from stream_fabric.redis.pools import RedisPools
 from stream_fabric.stream.ids import ReplicaId
 from tests.gateway.processes import Running, run_cli, running
 from tests.gateway.wire import DONE, Gate, chat, events, tokens_of_chunks
+from tests.metrics.conftest import fetch
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.platform
@@ -110,6 +112,15 @@ async def test_the_streams_of_a_dead_replica_go_on_in_its_cell(divided: Running,
     doomed = await eventually(busy_with_peers, "a busy replica that is not alone in its cell")
     os.kill({agent["replica"]: agent["pid"] for agent in divided.process.facts["agents"]}[doomed], signal.SIGKILL)
     assert len(await asyncio.gather(*running_now)) == 14
+
+    async def found_dead() -> float:
+        """Deaths that all processes with a reaper count, whichever of them found it."""
+        urls = [*(gate.url for gate in divided.gates), divided.process.facts["controller"]["metrics"]]
+        pages = [await fetch(url) for url in urls]
+        return sum(float(count) for page in pages for count in re.findall(r"^dead_replicas_total (.*)$", page, re.M))
+
+    await eventually(found_dead, "the death to be counted")
+    assert await found_dead() == 1
 
 
 async def test_operators_see_one_pool(divided: Running, client: RedisClient) -> None:

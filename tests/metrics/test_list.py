@@ -284,16 +284,21 @@ def test_a_pool_without_a_replica_has_a_backlog_still() -> None:
     assert pending_work([], NONE_WAIT, None) == (0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
-def test_a_controller_forgets_a_pool_that_is_gone_and_counts_the_dead() -> None:
-    metrics, heard = ControllerMetrics(), Heard()
+@pytest.mark.parametrize("metrics", [Metrics(), ControllerMetrics()], ids=["gateway", "controller"])
+def test_whoever_finds_a_dead_replica_counts_it(metrics: Metrics | ControllerMetrics) -> None:
+    heard = Heard()
+    CountingSink(metrics.receive, heard).emit(FleetEvent("x", 1, "dead", "reaper"))
+    assert metrics.registry.get_sample_value("dead_replicas_total") == 1 and len(heard.events) == 1
+
+
+def test_a_controller_forgets_a_pool_that_is_gone() -> None:
+    metrics = ControllerMetrics()
     value = metrics.registry.get_sample_value
     metrics.receive_pools({"p": ([replica(), replica("warm")], [TierQueue(3, 2.5, 1, 1), *NONE_WAIT[1:]])})
     assert value("pool_replicas", {"pool": "p", "state": "ready"}) == 1
     assert value("pool_queue_age_seconds", {"pool": "p", "priority": "interactive"}) == 2.5
     metrics.receive_pools({})
     assert value("pool_replicas", {"pool": "p", "state": "ready"}) is None
-    CountingSink(metrics.receive, heard).emit(FleetEvent("x", 1, "dead", "reaper"))
-    assert value("dead_replicas_total") == 1 and len(heard.events) == 1
 
 
 def test_a_pool_is_short_while_none_comes() -> None:
