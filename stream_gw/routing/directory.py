@@ -72,7 +72,7 @@ class Directory:
         self._cells: dict[str, list[str]] = {}
         """Cells of each pool."""
         self.homes = Homes((), {})
-        self._seen_models: dict[str, str] = {}
+        self.seen_models: dict[str, str] = {}  # the last pool that served each
         self._turn = 0
         self._loaded = LoadedModels()
         self._reads = PoolReads(self._loaded.note)
@@ -112,7 +112,7 @@ class Directory:
         self._cells = {}
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
-            self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
+            self.seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
         self.homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self.plans)
         for error in (self._names.error, self._planned.error, *(pool.error for pool in pools)):
             if error is not None:
@@ -165,13 +165,13 @@ class Directory:
                 pool = pinned_home(self, model, pool, regions)
             await self._note_use(pool)
             return pool
-        if model in self._seen_models:
+        if model in self.seen_models:
             raise NoReplica(f"no replica serves model {model!r} now; retry after 2 s", retry_after_s=2)
         raise self.model_not_found(model, allowed)
 
     def model_not_found(self, model: str, allowed: Set[str] | None) -> ModelNotFound:
         """Make the error of a model that does not exist or is not allowed; it names only allowed models."""
-        names = (name for name in sorted(self._seen_models) if allowed is None or name in allowed)
+        names = (name for name in sorted(self.seen_models) if allowed is None or name in allowed)
         known = ", ".join(islice(names, _NAMED_MAX)) or "none"
         return ModelNotFound(f"no such model {model[:128]!r}; models that you may use: {known}", param="model")
 

@@ -96,6 +96,9 @@ class StreamCreation:
             opened = await self._create(call)
         except StreamGwError as error:
             if trace.role == "refused" and not trace.has_ended:  # the subscription may have finished it
+                if error.http_status >= 500 and not trace.pool:  # it counts against the pool that should have served it
+                    directory, model = self._parts.directory, call.request.model
+                    trace.pool = directory.homes.find(model) or directory.seen_models.get(model, "")
                 trace.finish("refused", error=error)
             raise
         if opened is not None and opened.facts.model != call.request.model:

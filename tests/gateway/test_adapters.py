@@ -164,5 +164,8 @@ async def test_an_adapter_whose_replicas_are_gone_may_be_asked_for_again(adapter
     await eventually(forgotten, "the gateway to look again")
     error = refusal(await gate.ask("POST", COMPLETIONS, completion("greek", 2)), 503, "no_replica")
     assert error["retriable"]
+    page = (await gate.ask("GET", "/metrics")).body.decode()
+    counted = 'reads_total{ended="refused",fault="platform",pool="fake",role="refused"} 1.0'
+    assert counted in page, "it counts against the pool that served the model"
     left = adapters.replica("left")
     assert {await adapters.answered(model) for model in ("fake", "french", "german")} == {left}

@@ -54,6 +54,7 @@ async def test_a_pool_that_vanishes_after_it_was_found_raises_no_replica() -> No
         directory.estimates(pool)
     with pytest.raises(NoReplica):
         directory.candidates(pool, "m", [])
+    assert directory.seen_models == {"m": pool}
 
 
 async def test_the_context_is_the_largest_of_the_ready_replicas_once_all_tell_theirs() -> None:
