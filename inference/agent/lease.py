@@ -177,6 +177,7 @@ class Lease:
         policy, meter, load = self._policy, self._load.meter, self._load.engine.load()
         now = self._loop.time()
         blocked = self._status.bills.refusal(now) if self._status.bills is not None else ""
+        blocked = blocked or self._load.breaker.refusal(now)
         decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
         return ReplicaInfo(
             self._replica,

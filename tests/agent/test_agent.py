@@ -867,7 +867,9 @@ async def test_a_replicas_life_is_told_from_its_first_lease_until_it_has_left(re
     assert {(event.pool, event.replica) for event in bench.heard.fleet} == {(bench.pool, bench.agent.replica)}
 
 
-async def test_requests_that_fail_one_after_another_open_the_breaker_and_it_is_told(redis_url: str) -> None:
+async def test_requests_that_fail_one_after_another_open_the_breaker_and_it_is_told(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(redis_url, lease_renew_s=0.2) as (bench, _):
         for _ in range(5):
             await bench.end(await bench.ask(model="sick"))
@@ -875,16 +877,29 @@ async def test_requests_that_fail_one_after_another_open_the_breaker_and_it_is_t
         def told() -> list[str]:
             return [event.state for event in bench.heard.fleet if event.what == "breaker"]
 
+        async def why() -> str:
+            return "".join([info.blocked for info in await bench.pools.replicas(bench.pool)])
+
+        assert await eventually(why, "operators to see why") == (
+            "its engine failed 5 requests in a row, the last one with engine_error"
+        )
         await eventually(lambda: told() == ["open", "half_open"], "it to open, and to let one try")
 
         async def has_room() -> bool:
             return [info.room for info in await bench.pools.replicas(bench.pool)] == [1]
 
         await eventually(has_room, "room for one")
+        assert await why() == ""
         await bench.end(await bench.ask(max_tokens=3))
         await eventually(lambda: told() == ["open", "half_open", "closed"], "it to close")
     opened = next(event for event in bench.heard.fleet if event.what == "breaker")
     assert (opened.reason, opened.figures) == ("engine_error", {"failures": 5, "open_s": 2.0})
+    logged = [record.getMessage() for record in caplog.records if "circuit breaker" in record.getMessage()]
+    failed = "its engine failed 5 requests in a row, the last one with engine_error"
+    assert logged == [
+        f"circuit breaker open, taking no requests: {failed}",
+        "circuit breaker closed, taking requests: the engine has answered",
+    ]
 
 
 async def test_each_tokens_time_is_told_of_those_tries_that_are_sampled(redis_url: str) -> None:

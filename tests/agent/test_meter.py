@@ -88,15 +88,17 @@ def test_bytes_per_token_stays_within_reason() -> None:
 def test_the_breaker_opens_after_failures_in_a_row_and_tries_with_one_request() -> None:
     breaker = Breaker(failures_max=3, open_s=2, open_s_max=5)
     for _ in range(2):
-        breaker.receive_failure(0.0)
+        breaker.receive_failure(0.0, "engine_error")
     assert breaker.room(10, 0.0) == 10
     breaker.receive_success()
     for _ in range(3):
-        breaker.receive_failure(1.0)
+        breaker.receive_failure(1.0, "engine_error")
     assert [breaker.room(10, at) for at in (1.0, 2.9, 3.1)] == [0, 0, 1]
-    breaker.receive_failure(3.1)  # the try failed: twice as long, bounded
+    breaker.receive_failure(3.1, "engine_error")  # the try failed: twice as long, bounded
     assert [breaker.room(10, at) for at in (3.2, 7.0, 7.2)] == [0, 0, 1]
-    breaker.receive_failure(7.2)
+    breaker.receive_failure(7.2, "upstream_truncated")
     assert [breaker.room(10, at) for at in (12.1, 12.3)] == [0, 1]
+    why = "its engine failed 5 requests in a row, the last one with upstream_truncated"
+    assert [breaker.refusal(at) for at in (12.1, 12.3)] == [why, ""]
     breaker.receive_success()
     assert breaker.room(10, 12.4) == 10

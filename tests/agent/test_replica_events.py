@@ -96,10 +96,10 @@ def test_the_breakers_changes_are_told_with_their_figures() -> None:
     def look(now: float, reason: str = "") -> None:
         life.replica_events.receive_breaker(breaker, now, reason)
 
-    breaker.receive_failure(0.0)
+    breaker.receive_failure(0.0, "engine_error")
     look(0.0, "engine_error")
     assert life.heard.fleet == []
-    breaker.receive_failure(0.1)
+    breaker.receive_failure(0.1, "engine_error")
     look(0.1, "engine_error")
     look(1.0)
     look(2.2)

@@ -107,7 +107,7 @@ class LoadTracker:
         """Count a request that the engine has failed, and report the breaker if its state changes."""
         now = self._loop.time()
         self._events.receive_breaker(self.breaker, now)
-        self.breaker.receive_failure(now)
+        self.breaker.receive_failure(now, code)
         self._events.receive_breaker(self.breaker, now, code)
 
     def decode_concurrency(self, stream: RunningStream) -> float:

@@ -98,6 +98,7 @@ class Breaker:
         self._failures_max = failures_max
         self._open_s_first, self._open_s_max = open_s, open_s_max
         self._failures = 0
+        self._last = ""
         self._open_s = open_s
         self._until = 0.0
 
@@ -114,8 +115,10 @@ class Breaker:
     def receive_success(self) -> None:
         self._failures, self._until, self._open_s = 0, 0.0, self._open_s_first
 
-    def receive_failure(self, now: float) -> None:
+    def receive_failure(self, now: float, code: str) -> None:
+        """``code``: of the engine's error."""
         self._failures += 1
+        self._last = code
         if self._failures >= self._failures_max and now >= self._until:
             if self._until:
                 self._open_s = min(self._open_s * 2, self._open_s_max)
@@ -125,6 +128,12 @@ class Breaker:
         if not self._until:
             return "closed"
         return "open" if now < self._until else "half_open"
+
+    def refusal(self, now: float) -> str:
+        """Return why the replica takes no requests at the moment ``now``; empty: it takes them, or tries one."""
+        if self.state(now) != "open":
+            return ""
+        return f"its engine failed {self._failures} requests in a row, the last one with {self._last}"
 
     def room(self, room: int, now: float) -> int:
         """The part of ``room`` that placement may use: all, none, or one request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import cast
 
 from inference.agent.observe.meter import Breaker, BreakerState
@@ -23,6 +24,9 @@ _BREAKER_REASONS: dict[BreakerState, str] = {
     "half_open": "one request may try",
     "closed": "its engine has answered",
 }
+
+
+log = logging.getLogger(__name__)
 
 
 class ReplicaEvents:
@@ -95,10 +99,14 @@ class ReplicaEvents:
         )  # fmt: skip
 
     def receive_breaker(self, breaker: Breaker, now: float, reason: str = "") -> None:
-        """Report the breaker if its state has changed. ``reason``: code of the last failure."""
+        """Report and log the breaker if its state has changed. ``reason``: code of the last failure."""
         state = breaker.state(now)
         if state != self._breaker:
             self._breaker = state
+            if state == "open":
+                log.warning("circuit breaker open, taking no requests: %s", breaker.refusal(now))
+            elif state == "closed":
+                log.warning("circuit breaker closed, taking requests: the engine has answered")
             self._fleet_events.report(
                 "breaker",
                 pool=self._pool,

@@ -240,7 +240,7 @@ async def _check_fleet(report: Report, url: str, where: str, partitions: int | N
         several = "" if len(found) == 1 else "s"
         report.ok(f"{sum(map(len, found))} replicas alive in {len(found)} pool{several}")
         for info in (info for infos in found for info in infos if info.blocked):
-            remedy = "repair the transport of events or give their spool room; see the runbook, Alert: BillsAtRisk"
+            remedy = "see the log of its agent, and the runbook: Alert: BreakerOpen, Alert: BillsAtRisk"
             report.missing(f"requests for replica {info.replica}", remedy, found=f"it takes none: {info.blocked}")
         sizes = Counter(info.pool for infos in found for info in infos)
         if alone := sorted(cell for cell, count in sizes.items() if count == 1 and cell != pool_of(cell)):
