@@ -27,6 +27,8 @@ BACKLOG_S_MAX = 0.5
 assert {TTFT_P50_S, TTFT_P99_S} <= set(TTFT.buckets), "only a bucket's bound can be measured"
 assert ITL_P99_S in ITL.buckets, "only a bucket's bound can be measured"
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+BAD_MIN = 5
+"""Bad requests in the long window of a page."""
 _NEW_REQUESTS = 'role=~"created|refused"'
 
 
@@ -54,6 +56,10 @@ class Objective(NamedTuple):
     target: float
     bad: str
     """PromQL: share of bad events by pool in a window ``{w}``."""
+    events: str
+    """Counter of all events."""
+    bad_min: int
+    """Bad events in the long window below which no page fires: at night one slow request is no outage."""
 
     @property
     def budget(self) -> float:
@@ -61,6 +67,12 @@ class Objective(NamedTuple):
 
     def bad_in(self, window: str) -> str:
         return self.bad.replace("{w}", window)
+
+    def is_enough(self, window: str) -> str:
+        """PromQL: pools with at least ``bad_min`` bad events in the window."""
+        ratio = f'{error_ratio(window)}{{slo="{self.slo}"}}'
+        events = f"sum by (pool) (increase({self.events}[{window}]))"
+        return f"max by (pool) ({ratio}) * on (pool) {events} >= {self.bad_min}"
 
     def burn(self, ratio: str) -> str:
         """PromQL: ``ratio`` (share of bad events by pool and objective) as a multiple of the share that is allowed."""
@@ -86,12 +98,17 @@ def _slower(name: str, slo: str, bound_s: float) -> str:
 
 
 OBJECTIVES = (
-    Objective("ttft", f"the first token comes within {TTFT_P99_S:g} s", 0.99, _slower(TTFT.name, "ttft", TTFT_P99_S)),
     Objective(
-        "ttft_p50", f"the first token comes within {TTFT_P50_S:g} s", 0.5, _slower(TTFT.name, "ttft_p50", TTFT_P50_S)
+        "ttft", f"the first token comes within {TTFT_P99_S:g} s", 0.99, _slower(TTFT.name, "ttft", TTFT_P99_S),
+        f"{TTFT.name}_count", BAD_MIN,
     ),
     Objective(
-        "itl", f"the next token comes within {ITL_P99_S * 1000:.0f} ms", 0.99, _slower(ITL.name, "itl", ITL_P99_S)
+        "ttft_p50", f"the first token comes within {TTFT_P50_S:g} s", 0.5, _slower(TTFT.name, "ttft_p50", TTFT_P50_S),
+        f"{TTFT.name}_count", BAD_MIN,
+    ),
+    Objective(
+        "itl", f"the next token comes within {ITL_P99_S * 1000:.0f} ms", 0.99, _slower(ITL.name, "itl", ITL_P99_S),
+        f"{ITL.name}_count", 200 * BAD_MIN,  # answers of 200 tokens
     ),
     Objective(
         "availability",
@@ -100,8 +117,10 @@ OBJECTIVES = (
         f'(sum by (pool) (rate({READS.name}{{{_NEW_REQUESTS},fault="platform"}}[{{w}}]))'
         f" or 0 * sum by (pool) (rate({READS.name}{{{_NEW_REQUESTS}}}[{{w}}])))"
         f" / (sum by (pool) (rate({READS.name}{{{_NEW_REQUESTS}}}[{{w}}])) > 0)",
+        f"{READS.name}{{{_NEW_REQUESTS}}}",
+        BAD_MIN,
     ),
-)
+)  # fmt: skip
 
 KV_HIT_RATE = (
     f"sum by (pool) (rate({listed.PREFIX_HITS.name}[30m])) / sum by (pool) (rate({listed.PREFIX_QUERIES.name}[30m]))"

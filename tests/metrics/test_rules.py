@@ -51,6 +51,33 @@ def test_every_name_in_a_query_is_in_the_list(where: str, expr: str) -> None:
     assert names <= OURS | RECORDED, names - OURS - RECORDED
 
 
+def wrong_labels(expr: str) -> set[str]:
+    """Labels of a PromQL expression that its metrics do not have: in a selector, or in a by or on clause."""
+    having = {name: {*metric.labels, "le"} for metric in METRICS.values() for name in metric.series}
+    having |= {name: {"pool", "slo", "le"} for name in RECORDED}
+    of_targets = {"job", "instance", "namespace"}
+    selected = [
+        f"{name}.{label}"
+        for name, selector in re.findall(r"([a-z_:][a-z0-9_:]*)\{([^}]*)\}", expr)
+        for label in re.findall(r'([a-z_]+)(?:=~|!~|!=|=)"', selector)
+        if label not in having[name] | of_targets
+    ]
+    known = of_targets.union(*(having[name] for name in names_in(expr)))
+    clauses = re.findall(r"\b(?:by|on|without|ignoring) \(([^)]*)\)", expr)
+    grouped = {label.strip() for clause in clauses for label in clause.split(",")}
+    return {*selected, *(grouped - known)}
+
+
+@pytest.mark.parametrize(("where", "expr"), expressions())
+def test_every_label_in_a_query_is_one_of_its_metrics(where: str, expr: str) -> None:
+    assert not wrong_labels(expr)
+
+
+def test_a_wrong_label_would_be_found() -> None:
+    expr = 'sum by (pool, kind) (rate(reads_total{pol="p",fault!="none"}[5m])) / on (tenant) slo_objective{slo="ttft"}'
+    assert wrong_labels(expr) == {"reads_total.pol", "kind", "tenant"}
+
+
 def test_a_wrong_name_would_be_found() -> None:
     assert names_in('sum by (pool) (rate(reads_totals{pool="p"}[5m] offset 1h)) > 14.4 * 0.01') == {"reads_totals"}
 
