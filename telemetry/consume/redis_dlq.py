@@ -24,13 +24,19 @@ class RedisDeadLetters:
         self._dead = RedisEvents(client, "dlq")
 
     async def put(self, name: str, dead: Sequence[Dead]) -> None:
-        # The block's name makes the append idempotent: a repeated batch gets the first answer
-        refused = await from_redis(self._dead.append(name, 1, [(_encoder.encode(letter), True) for letter in dead]))
-        if refused:
-            raise SourceUnavailable(
-                "the dead letters' stream is full, so the consumer has stopped: run stream-gw telemetry dlq list, "
-                "repair the cause, then run stream-gw telemetry dlq replay"
-            )
+        left = [(_encoder.encode(letter), True) for letter in dead]
+        writer = name
+        while left:
+            # The block's name makes the append idempotent: a repeated batch gets the first answer, also when there is
+            # room meanwhile. What found none is therefore a batch of its own
+            refused = await from_redis(self._dead.append(writer, 1, left))
+            if len(refused) == len(left):
+                raise SourceUnavailable(
+                    "the dead letters' stream is full, so the consumer has stopped: run stream-gw telemetry dlq list, "
+                    "repair the cause, then run stream-gw telemetry dlq replay"
+                )
+            left = [left[index] for index in refused]
+            writer += "+"
 
     async def waiting(self, count: int) -> list[Dead]:
         return [letter for _, letter in await self._page(0, count)]

@@ -19,10 +19,13 @@ import pytest
 from aiohttp import ClientSession
 
 from stream_fabric.events import encode_event
+from stream_fabric.limits import EVENTS_REDIS_BYTES_MAX
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
 from stream_fabric.redis.ingest import IngestState, RedisIngest
 from telemetry.consume.blocks import Block
+from telemetry.consume.dlq import Dead
+from telemetry.consume.redis_dlq import RedisDeadLetters
 from telemetry.consume.source import RedisSource, SourceUnavailable
 from telemetry.emit.record import Part
 from telemetry.store.store import Store
@@ -205,6 +208,28 @@ def cli(log: RedisLog) -> Iterator[Any]:
         return done.stdout
 
     yield run
+
+
+async def test_a_block_of_dead_letters_that_fits_in_part_goes_on_when_there_is_room(log: RedisLog) -> None:
+    """The next try of the same block finds the room that was made meanwhile, and writes no letter twice."""
+    client = RedisClient(log.url)
+    await client.start()
+    letters = RedisDeadLetters(client, EVENTS_REDIS_BYTES_MAX)
+    letters._dead = stream = RedisEvents(client, "dlq", 1500)
+    block = [Dead(f"redis:0:{number}", "redis", 0, number, 0, "no event", value=bytes(300)) for number in range(6)]
+    for _ in range(2):
+        with pytest.raises(SourceUnavailable, match="dlq replay"):
+            await letters.put("a block", block)
+    held = [letter.id for letter in await letters.waiting(10)]
+    assert 0 < len(held) < 4, "a part fits, and each of the next two steps makes room for a part of the rest"
+    seen = list(held)
+    while len(seen) < 6:
+        await stream.drop([offset for offset, _ in await stream.read(0, 10)])
+        with contextlib.suppress(SourceUnavailable):
+            await letters.put("a block", block)
+        seen += [letter.id for letter in await letters.waiting(10)]
+    assert seen == [letter.id for letter in block]
+    await client.close()
 
 
 async def test_dead_letters(log: RedisLog, store: Store, front: ClickHouseFront, cli: Any) -> None:
