@@ -78,8 +78,6 @@ def key_store(settings: GatewaySettings) -> KeyStore:
     dev_key, pepper = settings.dev_key.get_secret_value(), settings.key_pepper.get_secret_value()
     records: list[Record] = []
     if settings.keys_file is not None:
-        if dev_key:
-            raise ValueError("set STREAM_GW_KEYS_FILE or STREAM_GW_DEV_KEY, not both")
         try:
             records = read_keys_file(settings.keys_file)
         except OSError as error:

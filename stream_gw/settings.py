@@ -216,3 +216,13 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         if any(0 < len(secret.encode()) < SECRET_BYTES_MIN for secret in secrets):
             raise ValueError(f"each secret must have at least {SECRET_BYTES_MIN} bytes")
         return value
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> GatewaySettings:
+        if self.keys_file is not None and self.dev_key.get_secret_value():
+            raise SettingsConflict(
+                "set --keys-file (STREAM_GW_KEYS_FILE) or --dev-key (STREAM_GW_DEV_KEY), not both",
+                "keys_file",
+                "dev_key",
+            )
+        return self

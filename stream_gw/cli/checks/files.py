@@ -29,8 +29,6 @@ def check_keys(report: Report, settings: GatewaySettings) -> None:
         elif not pepper:
             report.skipped("API keys", _NO_KEYS)
         return
-    if dev_key:
-        report.missing("one source of API keys", "set STREAM_GW_KEYS_FILE or STREAM_GW_DEV_KEY, not both")
     try:
         read_keys_file(path)
         tenants = tomllib.loads(path.read_text("utf-8"))["tenant"]
