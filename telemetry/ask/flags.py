@@ -7,6 +7,8 @@ import argparse
 from stream_fabric.arguments import whole
 
 _COHORT = ("model", "pool", "replica", "tenant", "region", "tier")
+_OUTCOMES = ("completed", "cancelled", "failed", "incomplete", "left", "stalled", "drained", "refused")
+"""``ReadEnd``, without its import; a test compares."""
 _MOMENT = "an age such as 15m, 2h, 3d, or a time such as 2026-11-20T10:00:00Z"
 
 
@@ -33,7 +35,7 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     tail = add_verb("tail", "print requests as they end")
     for name in _COHORT:
         tail.add_argument(f"--{name}")
-    tail.add_argument("--ended", help="only requests with this outcome, such as failed")
+    tail.add_argument("--ended", choices=_OUTCOMES, help="only requests with this outcome")
     add_verb("queries", "list the saved queries")
     query = add_verb("query", "run a saved query")
     query.add_argument("name")
@@ -123,12 +125,10 @@ def _add_window_flags(
         parser.add_argument("--top", type=whole(1, 1000), default=top, help=f"maximum rows (default {top})")
     for name in cohort:
         parser.add_argument(f"--{name}")
-    texts = {
-        "ended": "only requests with this outcome, such as failed",
-        "phase": "phase: wall (default), ttft, prefill, decode, …",
-    }
-    for name in more:
-        parser.add_argument(f"--{name}", help=texts[name])
+    if "phase" in more:
+        parser.add_argument("--phase", help="phase: wall (default), ttft, prefill, decode, …")
+    if "ended" in more:
+        parser.add_argument("--ended", choices=_OUTCOMES, help="only requests with this outcome")
 
 
 def moment(text: str) -> str:
