@@ -191,6 +191,10 @@ def _print_error(command: str, error: BaseException, args: argparse.Namespace, p
 
 def _error_text(error: BaseException, args: argparse.Namespace, parser: Parser) -> str:
     """Return the error's text; for a file that cannot be used, with the flag or the variable that names the file."""
+    from stream_fabric.errors import FabricUnavailable
+
+    if type(error) is FabricUnavailable and error.__cause__ is not None:
+        return f"{error}; --redis-url (STREAM_GW_REDIS_URL) names it"
     if not isinstance(error, OSError) or error.strerror is None or not isinstance(error.filename, str | os.PathLike):
         return str(error)
     from stream_fabric.system_errors import reason

@@ -11,10 +11,11 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from stream_fabric.events import ReadEnd
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.stream.ids import ReplicaId
@@ -22,6 +23,7 @@ from stream_gw.auth import KeyStore, read_keys_file
 from stream_gw.cli.commands import replicas, up
 from stream_gw.cli.main import main
 from stream_gw.cli.platform.platform import Platform, UpOptions
+from telemetry.ask.flags import _OUTCOMES
 from tests.gateway.processes import CLI, INTERRUPTIBLE, Process, Running, alive, clean_env, need_redis, run_cli
 from tests.gateway.wire import MODEL, Gate, chat, events, tokens_of_chunks
 from tests.support.missing import missing
@@ -72,7 +74,9 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ([], {}, ["STREAM_GW_KEYS_FILE", "stream-gw key"]),
         (["--keys-file", "/nonexistent/keys.toml"], {}, ["--keys-file", "/nonexistent/keys.toml", "no such file"]),
         (["--keys-file", "/dev/null"], {}, ["--keys-file", "STREAM_GW_KEYS_FILE", "/dev/null", "tenant"]),
-        (["--keys-file", "keys.toml", "--dev-key", "sk-dev"], {}, ["STREAM_GW_KEYS_FILE", "STREAM_GW_DEV_KEY"]),
+        (["--dev-key", "sk-dev", "--keys-file", "keys.toml"], {}, ["--keys-file", "STREAM_GW_DEV_KEY", "not both"]),
+        (["--dev-key", "sk-dev"], {"STREAM_GW_KEYS_FILE": "k.toml"}, ["--dev-key", "STREAM_GW_KEYS_FILE", "not both"]),
+        ([], {"STREAM_GW_KEYS_FILE": "k.toml", "STREAM_GW_DEV_KEY": "sk-dev"}, ["--keys-file", "--dev-key"]),
         (["--events", "kafka"], {}, ["STREAM_GW_KAFKA_SERVERS", "host:port"]),
         (["--events", "pigeon"], {}, ["--events", "STREAM_GW_EVENTS", "'redis'", "'kafka'", "'off'", "pigeon"]),
         (["--dev-key", "sk-dev", "--token-secret", "short", "--redis-url", NOWHERE], {}, ["secret", "16"]),
@@ -101,6 +105,8 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
         (["replicas", "drain"], ["replica"]),
         (["replicas", "drain", "r", "--wait-s", "-1"], ["--wait-s", "0 to 3600"]),
         (["replicas", "restart", "r"], ["restart", "drain", "activate"]),
+        (["traces", "list", "--ended", "nope"], ["--ended", "nope", "failed", "refused"]),
+        (["traces", "tail", "--ended", "nope"], ["--ended", "nope", "failed", "refused"]),
         ([], ["COMMAND"]),
         (["serve"], ["serve", "gateway"]),
     ],
@@ -109,6 +115,10 @@ def test_a_wrong_flag_is_named_with_what_is_allowed(here: Here, flags: list[str]
     code, _, err = here(flags, {})
     assert code == 2
     assert all(word in err for word in says), err
+
+
+def test_the_outcomes_of_the_flag_are_those_of_the_traces() -> None:
+    assert get_args(ReadEnd) == _OUTCOMES
 
 
 @pytest.mark.parametrize("flags", [["--lease-ttl-s", "4", "--lease-renew-s", "3"], ["--lease-ttl-s", "1.5"]])
@@ -335,7 +345,7 @@ def test_up_that_cannot_start_says_why_once() -> None:
     done = run_cli("up", "--port", "0", "--redis-url", NOWHERE, "--no-telemetry", "--no-database")
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "127.0.0.1:1" in done.stderr and "connection refused" in done.stderr
+    assert "127.0.0.1:1" in done.stderr and "connection refused" in done.stderr and "STREAM_GW_REDIS_URL" in done.stderr
 
 
 def test_up_names_the_port_that_is_taken() -> None:
@@ -589,3 +599,4 @@ def test_replicas_without_a_redis_end_with_one_line() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("stream-gw replicas: ")
     assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in ("127.0.0.1:1", "--redis-url", "STREAM_GW_REDIS_URL"))
