@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 
 from stream_gw.cli.flags import read_settings, wrong_arguments
 from telemetry.ask import flags
@@ -18,6 +17,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from telemetry.ask import command
 
-    with contextlib.suppress(KeyboardInterrupt), wrong_arguments():  # ``tail`` ends so
-        return asyncio.run(command.run(read_settings(AskSettings, args), args, print))
-    return 0
+    try:
+        with wrong_arguments():
+            return asyncio.run(command.run(read_settings(AskSettings, args), args, print))
+    except KeyboardInterrupt:
+        if args.verb != "tail":  # which has no other end
+            raise
+        return 0
