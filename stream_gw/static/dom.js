@@ -1,5 +1,7 @@
 // DOM helpers of all pages. Text enters the DOM only as text nodes.
 
+import { remember } from "./storage.js";
+
 export const $ = (id) => document.getElementById(id);
 
 export function icon(name) {
@@ -27,15 +29,6 @@ export function iconButton(name, label, onClick, className = "") {
   button.setAttribute("aria-label", label);
   button.addEventListener("click", onClick);
   return button;
-}
-
-/** Stores a value that may be lost when the storage is full. */
-export function remember(key, value) {
-  try {
-    localStorage.setItem(key, value);
-  } catch (error) {
-    if (error.name !== "QuotaExceededError") throw error;
-  }
 }
 
 /** Makes a button switch between light and dark; its last child says to which. */

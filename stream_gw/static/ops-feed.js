@@ -3,6 +3,7 @@
 
 import { GatewayError } from "./client.js";
 import { errorOf } from "./session.js";
+import { tab } from "./storage.js";
 
 const TOKEN = "sgw.ops.token";
 const SHIFT_S = 8 * 3600;
@@ -19,7 +20,7 @@ export class OpsSession {
 
   load() {
     try {
-      this.token = JSON.parse(sessionStorage.getItem(TOKEN));
+      this.token = JSON.parse(tab.getItem(TOKEN));
     } catch {
       this.token = null;
     }
@@ -54,11 +55,11 @@ export class OpsSession {
     if (!response.ok) throw await errorOf(response);
     const { token, expires_at: expiresAt } = await response.json();
     this.token = { token, expiresAt };
-    sessionStorage.setItem(TOKEN, JSON.stringify(this.token));
+    tab.setItem(TOKEN, JSON.stringify(this.token));
   }
 
   signOut() {
-    sessionStorage.removeItem(TOKEN);
+    tab.removeItem(TOKEN);
     this.key = this.token = null;
   }
 

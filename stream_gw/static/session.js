@@ -2,7 +2,7 @@
 // Other tabs of this browser may borrow the token, never the key.
 
 import { GatewayError, randomId } from "./client.js";
-import { remember } from "./dom.js";
+import { local, remember, tab } from "./storage.js";
 
 const KEY = "sgw.key";
 const USER = "sgw.user";
@@ -28,17 +28,17 @@ export class Session {
     this.borrowing = null;
     const fragment = new URLSearchParams(location.hash.slice(1));
     if (fragment.has("key")) {
-      sessionStorage.setItem(KEY, fragment.get("key"));
+      tab.setItem(KEY, fragment.get("key"));
       history.replaceState(null, "", location.pathname + location.search);
     }
   }
 
   get key() {
-    return sessionStorage.getItem(KEY);
+    return tab.getItem(KEY);
   }
 
   get user() {
-    this.name ??= localStorage.getItem(USER);
+    this.name ??= local.getItem(USER);
     if (!this.name) {
       this.name = `web-${randomId()}`;
       remember(USER, this.name);
@@ -47,13 +47,13 @@ export class Session {
   }
 
   async signIn(key) {
-    sessionStorage.setItem(KEY, key);
+    tab.setItem(KEY, key);
     this.token = null;
     return this.getToken();
   }
 
   signOut() {
-    sessionStorage.removeItem(KEY);
+    tab.removeItem(KEY);
     this.token = null;
   }
 

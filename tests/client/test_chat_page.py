@@ -123,44 +123,6 @@ async def test_a_link_with_a_key_signs_in_where_the_page_is_open(context: Browse
     assert page.url == f"{fake.url}/"
 
 
-FILL = """() => {
-    localStorage.removeItem("other");
-    let size = 5 << 20;
-    for (let step = size; step >= 1; step = Math.floor(step / 2)) {
-        try { localStorage.setItem("other", "x".repeat(size)); size += step; } catch { size -= step; }
-    }
-}"""
-
-
-async def test_a_full_storage_ends_no_conversation(context: BrowserContext) -> None:
-    page = await open_page(context, "/")
-    await page.evaluate(FILL)
-    await page.fill("#key", KEY)
-    await page.press("#key", "Enter")
-    for n in (1, 2):
-        await ask(page, f"say:Answer {n} in a full browser")
-        await expect(answer(page)).to_have_text(f"Answer {n} in a full browser")
-        await expect(page.locator("#send")).to_be_visible()
-    await expect(page.locator("#announce")).to_contain_text("The answer is complete")
-    await expect(page.locator("article")).to_have_count(4)
-    assert page.errors == []  # type: ignore[attr-defined]
-
-
-async def test_a_full_storage_gives_up_another_conversation_than_the_one_written(page: Page) -> None:
-    for question in ("Oldest", "Middle", "Newest"):
-        await page.click("#new")
-        await ask(page, question)
-        await expect(answer(page)).to_have_text(WHOLE)
-    await page.click("text=Oldest")
-    await page.evaluate(FILL)
-    await ask(page, "say:More")
-    await expect(answer(page)).to_have_text("More")
-    await expect(page.locator("#send")).to_be_visible()
-    await page.reload()
-    await expect(page.locator("article.user .content")).to_have_text(["Oldest", "say:More"])
-    await expect(page.locator("#conversations li")).to_have_text(["Newest", "Oldest"])
-
-
 async def test_text_runs_in_its_own_direction(page: Page) -> None:
     await ask(page, "say:אבג.\n\n- אב\n\n> גדה\n\nHello.\n\n```\nאבג\n```")
     await expect(answer(page)).to_contain_text("Hello.")

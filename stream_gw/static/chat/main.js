@@ -1,8 +1,9 @@
 // The chat page: wires the session, the store, the client and the views.
 
 import { BEGINNING, StreamGateway, randomId } from "../client.js";
-import { $, remember, themeButton } from "../dom.js";
+import { $, themeButton } from "../dom.js";
 import { Session } from "../session.js";
+import { local, remember, tab } from "../storage.js";
 import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
 import { showConnection } from "./connection.js";
@@ -58,7 +59,7 @@ async function start() {
     announce(`The list of models could not be loaded: ${error.message}`); // until then the last known list is shown
   });
   sidebar.purge();
-  show(sessionStorage.getItem("sgw.current") ?? localStorage.getItem("sgw.last"));
+  show(tab.getItem("sgw.current") ?? local.getItem("sgw.last"));
   $("prompt").focus();
 }
 
@@ -125,9 +126,9 @@ function show(id) {
   current = conversation?.id ?? null;
   newSettings = {};
   if (current) {
-    sessionStorage.setItem("sgw.current", current);
+    tab.setItem("sgw.current", current);
     remember("sgw.last", current);
-  } else sessionStorage.removeItem("sgw.current");
+  } else tab.removeItem("sgw.current");
   views.clear();
   $("log").replaceChildren();
   if (conversation) showMessages(conversation);

@@ -1,7 +1,8 @@
 // The models that the caller may use, and the one that is chosen.
 
-import { $, remember } from "../dom.js";
+import { $ } from "../dom.js";
 import { errorOf } from "../session.js";
+import { local, remember } from "../storage.js";
 
 const KNOWN = "sgw.models";
 
@@ -26,7 +27,7 @@ export class Models {
 
   /** Loads the list; when that fails, shows the last known one and throws. */
   async load(token) {
-    let models = JSON.parse(localStorage.getItem(KNOWN) ?? "[]");
+    let models = JSON.parse(local.getItem(KNOWN) ?? "[]");
     // The release before stored names alone.
     models = models.map((model) => (typeof model === "string" ? { id: model } : model));
     try {
@@ -37,7 +38,7 @@ export class Models {
     } finally {
       this.byId = new Map(models.map((model) => [model.id, model]));
       $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
-      const chosen = localStorage.getItem("sgw.model");
+      const chosen = local.getItem("sgw.model");
       if (this.byId.has(chosen)) $("model").value = chosen;
       this.settle();
     }

@@ -2,6 +2,7 @@
 // growing answer is written alone and two tabs that write at once overwrite no other message.
 
 import { randomId } from "../client.js";
+import { isFull, local } from "../storage.js";
 import * as tree from "./tree.js";
 
 const INDEX = "sgw.index";
@@ -160,24 +161,24 @@ export class Store {
   }
 
   read(key) {
-    const text = this.unkept.get(key) ?? localStorage.getItem(key);
+    const text = this.unkept.get(key) ?? local.getItem(key);
     return text === null ? null : JSON.parse(text);
   }
 
   erase(key) {
     this.unkept.delete(key);
-    localStorage.removeItem(key);
+    local.removeItem(key);
   }
 
   write(key, value) {
     for (;;) {
       const text = JSON.stringify(value);
       try {
-        localStorage.setItem(key, text);
+        local.setItem(key, text);
         this.unkept.delete(key);
         return;
       } catch (error) {
-        if (error.name !== "QuotaExceededError") throw error;
+        if (!isFull(error)) throw error;
         // localStorage is full: drop the oldest conversation, unless this one is the only one.
         const spare = this.list().findLast(({ id }) => !this.holds(id, key));
         if (!spare) {
