@@ -72,21 +72,47 @@ async def test_the_key_leaves_the_address_bar_and_only_a_token_is_used(page: Pag
     await expect(page.locator("#connection")).to_have_text("Connected")
 
 
-SLOW_RENDERING = """
+SLEEPS_IN_A_RENDERING = """
     const real = performance.now.bind(performance);
     let lostMs = 0;
-    performance.now = () => {
-        if (new Error().stack.includes("update")) lostMs += 3_600_000;
-        return real() + lostMs;
+    performance.now = () => real() + lostMs;
+    const set = Element.prototype.setAttribute;
+    Element.prototype.setAttribute = function (name, value) {
+        if (name === "aria-busy") lostMs += 3_600_000;
+        set.call(this, name, value);
     };
 """
 
 
 async def test_a_machine_that_sleeps_during_a_rendering_delays_the_next_one_little(context: BrowserContext) -> None:
-    await context.add_init_script(SLOW_RENDERING)
+    await context.add_init_script(SLEEPS_IN_A_RENDERING)
     page = await open_page(context)
     await ask(page, "Hello")
     await expect(answer(page)).to_have_text(WHOLE)
+
+
+SLOW_LAYOUT = """async () => {
+    const { MessageView } = await import("/static/chat/view.js");
+    const message = { id: "m", role: "assistant", text: "", status: "running" };
+    const view = new MessageView(message, {});
+    let layouts = 0;
+    const layout = () => {
+        const endMs = performance.now() + 100;
+        while (performance.now() < endMs);
+        layouts += 1;
+    };
+    const endMs = performance.now() + 2000;
+    while (performance.now() < endMs) {
+        message.text += "word ";
+        view.schedule(message, layout);
+        await new Promise(requestAnimationFrame);
+    }
+    return layouts;
+}"""
+
+
+async def test_a_slow_layout_leaves_the_page_time_for_its_reader(page: Page) -> None:
+    assert await page.evaluate(SLOW_LAYOUT) <= 3
 
 
 async def test_signing_in_by_the_form(context: BrowserContext) -> None:

@@ -124,20 +124,23 @@ export class MessageView {
   }
 
   /**
-   * Shows the message at the next frame. After a slow rendering, pauses for ten times its duration, but never long: a
-   * rendering also takes long when the machine stopped for a while.
+   * Shows the message at the next frame, then calls `after`. After a slow rendering, pauses for ten times the duration
+   * of both, but never long: a rendering also takes long when the machine stopped for a while.
    */
   schedule(message, after) {
     this.message = message;
     if (this.frame) return;
     const draw = () => {
       if (performance.now() - this.shownAt < Math.min(this.costMs * 10, PAUSE_MS_MAX)) {
+      const started = performance.now();
         this.frame = requestAnimationFrame(draw);
         return;
       }
       this.frame = 0;
       this.update(this.message);
-      after();
+      after(); // scrolls, for which the browser makes the layout: in a long answer the dearest part
+      this.shownAt = performance.now();
+      this.costMs = this.shownAt - started;
     };
     this.frame = requestAnimationFrame(draw);
   }
@@ -145,11 +148,8 @@ export class MessageView {
   update(message) {
     this.message = message;
     if (this.isUser) return;
-    const started = performance.now();
     const runs = isRunning(message);
     this.body.set(message, runs);
-    this.shownAt = performance.now();
-    this.costMs = this.shownAt - started;
     // A screen reader reads the answer once it is complete, not token by token.
     this.node.setAttribute("aria-busy", String(runs));
     this.node.classList.toggle("waiting", runs && message.text === "");
