@@ -30,6 +30,9 @@ function storage(name) {
 export const local = storage("localStorage"); // shared by the tabs of this browser
 export const tab = storage("sessionStorage"); // only of this tab
 
+/** The browser keeps nothing once the page is left. */
+export const isDenied = local instanceof Memory;
+
 /** Whether an error of `setItem` says that the storage is full. Firefox has a name of its own for it. */
 export const isFull = ({ name }) => name === "QuotaExceededError" || name === "NS_ERROR_DOM_QUOTA_REACHED";
 

@@ -352,7 +352,7 @@ async def test_it_does_not_leave_when_the_user_goes_on(seeing: Page, fake: FakeG
         await seeing.evaluate("document.getElementById('new').click()")
     await seeing.evaluate("openImages()")
     if then == "the image is none":
-        await expect(seeing.locator("#attach-error")).to_have_text("a.png cannot be read as an image.")
+        await expect(seeing.locator("#notice")).to_have_text("a.png cannot be read as an image.")
     else:
         await expect(seeing.locator("#attached li")).to_have_count(1)
     await expect(seeing.locator("#send")).to_be_enabled()
@@ -370,11 +370,11 @@ async def test_an_image_alone_is_a_message(seeing: Page, fake: FakeGateway) -> N
 
 async def test_what_is_no_image_or_too_much_is_refused(seeing: Page, fake: FakeGateway) -> None:
     await seeing.set_input_files("#files", [file("a.png", b"<script>window.owned = 1</script>")])
-    await expect(seeing.locator("#attach-error")).to_have_text("a.png cannot be read as an image.")
+    await expect(seeing.locator("#notice")).to_have_text("a.png cannot be read as an image.")
     await seeing.set_input_files("#files", [file("a.svg", b"<svg onload='owned = 1'/>", "image/svg+xml")])
-    await expect(seeing.locator("#attach-error")).to_contain_text("only PNG, JPEG, WebP and GIF")
+    await expect(seeing.locator("#notice")).to_contain_text("only PNG, JPEG, WebP and GIF")
     await seeing.set_input_files("#files", [file(f"{n}.png", png(8, 8)) for n in range(6)])
-    await expect(seeing.locator("#attach-error")).to_have_text("A message holds at most 4 images.")
+    await expect(seeing.locator("#notice")).to_have_text("A message holds at most 4 images.")
     await expect(seeing.locator("#attached li")).to_have_count(4)
     await ask(seeing, "say:Four")
     await done(seeing)

@@ -47,6 +47,7 @@ async def test_a_full_storage_ends_no_conversation(script: str, context: Browser
         await expect(answer(page)).to_have_text(f"Answer {n} in a full browser")
         await expect(page.locator("#send")).to_be_visible()
     await expect(page.locator("#announce")).to_contain_text("The answer is complete")
+    await expect(page.locator("#notice")).to_contain_text("This browser's storage is full")
     await expect(page.locator("article")).to_have_count(4)
     assert page.errors == []  # type: ignore[attr-defined]
 
@@ -78,10 +79,13 @@ DENIED = """
 async def test_without_a_storage_the_page_works_until_it_is_left(context: BrowserContext) -> None:  # noqa: F811
     await context.add_init_script(DENIED)
     page = await open_page(context)  # noqa: F811
+    await expect(page.locator("#notice")).to_contain_text("stores nothing")
     await ask(page, "Hello")
     await expect(answer(page)).to_have_text(WHOLE)
     await expect(page.locator("#conversations li")).to_have_text(["Hello"])
     await page.click("#theme")
+    await page.reload()
+    await expect(page.locator("#gate")).to_be_visible()
     assert page.errors == []  # type: ignore[attr-defined]
 
 

@@ -8,7 +8,7 @@ const prompt = $("prompt");
 export class Composer {
   /**
    * `onSend(text, images)` returns whether the message was taken, `onAdd(text)` whether the running answer takes it.
-   * `onStop()` stops answers; `tell(text)` announces.
+   * `onStop()` stops answers; `tell(text)` says what is wrong, "" that nothing is.
    */
   constructor({ images, onSend, onAdd, onStop, tell }) {
     Object.assign(this, { images, onSend, onAdd, onStop, tell });
@@ -91,6 +91,7 @@ export class Composer {
     }
     if (!text && this.sendable.length === 0) return;
     const images = this.sendable.map(({ id, name }) => ({ id, name }));
+    this.tell("");
     if (!this.onSend(text, images)) return;
     prompt.value = "";
     if (images.length > 0) this.attached = [];
@@ -106,8 +107,8 @@ export class Composer {
 
   async attach(files) {
     const room = IMAGES_MAX - this.attached.length - this.adding;
-    if (files.length > room) this.complain(`A message holds at most ${IMAGES_MAX} images.`);
-    else this.complain("");
+    if (files.length > room) this.tell(`A message holds at most ${IMAGES_MAX} images.`);
+    else this.tell("");
     const taken = files.slice(0, Math.max(room, 0));
     this.adding += taken.length;
     this.enable();
@@ -116,7 +117,7 @@ export class Composer {
         this.attached.push(await this.images.add(file));
       } catch (error) {
         this.sendsNext = false;
-        this.complain(error.message);
+        this.tell(error.message);
       }
       this.adding -= 1;
       this.showStrip();
@@ -127,11 +128,6 @@ export class Composer {
       this.sendsNext = false;
       this.submit();
     }
-  }
-
-  complain(text) {
-    $("attach-error").textContent = text;
-    if (text) this.tell(text);
   }
 
   showStrip() {

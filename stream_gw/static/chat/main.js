@@ -3,7 +3,7 @@
 import { BEGINNING, StreamGateway, randomId } from "../client.js";
 import { $, themeButton } from "../dom.js";
 import { Session } from "../session.js";
-import { local, remember, tab } from "../storage.js";
+import { isDenied, local, remember, tab } from "../storage.js";
 import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
 import { showConnection } from "./connection.js";
@@ -24,12 +24,12 @@ const session = new Session();
 const images = new Images();
 const store = new Store({
   onChange: onOtherTab,
-  onFull: () => announce("This browser's storage is full: the conversation will not survive a reload."),
+  onFull: () => notify("This browser's storage is full: the conversation will not survive a reload."),
   onErased: (message) => images.remove((message.images ?? []).map(({ id }) => id)),
 });
 const models = new Models(refresh);
 const sidebar = new Sidebar({ store, onOpen: show, onGone, onChange: showTitle, onPurge: stopErased });
-const composer = new Composer({ images, onSend: send, onAdd: add, onStop: stop, tell: announce });
+const composer = new Composer({ images, onSend: send, onAdd: add, onStop: stop, tell: notify });
 const settingsDialog = new SettingsDialog(saveSettings);
 const shareDialog = new ShareDialog(session);
 const answers = new Map(); // running answers by message id
@@ -55,8 +55,9 @@ async function start() {
   $("app").hidden = false;
   gateway = new StreamGateway({ url: location.origin, getToken: (request) => session.getToken(request), onState });
   gateway.connect();
+  if (isDenied) notify("This browser stores nothing for this page: its conversations end when you leave it.");
   await models.load(() => session.getToken()).catch((error) => {
-    announce(`The list of models could not be loaded: ${error.message}`); // until then the last known list is shown
+    notify(`The list of models could not be loaded: ${error.message}`); // until then the last known list is shown
   });
   sidebar.purge();
   show(tab.getItem("sgw.current") ?? local.getItem("sgw.last"));
@@ -110,8 +111,13 @@ function announce(text) {
   $("announce").textContent = text;
 }
 
+/** Says what went wrong beside the message box, until the next message or "". */
+function notify(text) {
+  if ($("notice").textContent !== text) $("notice").textContent = text;
+}
+
 function tell(error) {
-  announce(error.message);
+  notify(error.message);
 }
 
 // What the page shows
