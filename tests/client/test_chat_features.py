@@ -527,6 +527,47 @@ async def test_a_prompt_sent_before_the_models_are_known_waits_for_them(
     assert bodies(fake)[0]["model"] == fake.model
 
 
+class NoModels:
+    """The list of models, which the gateway refuses until it is open again."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    async def __call__(self, route: Route) -> None:
+        if self.is_over:
+            await route.continue_()
+            return
+        error = {"code": "unavailable", "message": "Redis is away.", "retriable": True}
+        await route.fulfill(status=503, json={"error": error})
+
+
+async def test_a_list_of_models_that_failed_is_asked_for_again(context: BrowserContext, fake: FakeGateway) -> None:  # noqa: F811
+    outage = NoModels()
+    await context.route("**/v1/models", outage)
+    page = await open_page(context)  # noqa: F811
+    await expect(page.locator("#notice")).to_have_text("The list of models could not be loaded: Redis is away.")
+    await ask(page, "say:one")
+    await expect(page.locator("article.waiting")).to_be_visible()
+    outage.is_over = True
+    await expect(answer(page)).to_have_text("one")
+    await expect(page.locator("#notice")).to_be_empty()
+    assert bodies(fake)[0]["model"] == fake.model
+
+
+async def test_an_answer_that_waits_for_the_models_is_stopped(context: BrowserContext, fake: FakeGateway) -> None:  # noqa: F811
+    outage = NoModels()
+    await context.route("**/v1/models", outage)
+    page = await open_page(context)  # noqa: F811
+    await ask(page, "say:one")
+    await page.click("#stop")
+    await expect(page.locator("article.assistant .note")).to_have_text("Stopped")
+    outage.is_over = True
+    await expect(page.locator("#notice")).to_be_empty()
+    await ask(page, "say:two")
+    await expect(answer(page)).to_contain_text("two")
+    assert len(bodies(fake)) == 1
+
+
 # --- code ------------------------------------------------------------------------------------------------------
 
 PYTHON = """Look:

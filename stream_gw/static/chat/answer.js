@@ -23,6 +23,7 @@ export class Answer {
     this.isOver = false;
     this.isStopping = false;
     this.isAbandoned = false; // stopped before its request was made
+    this.abandon = () => {};
     this.askedAt = message.stream || message.wasSent ? null : performance.now();
     this.firstAt = null;
     this.lastAt = null;
@@ -54,7 +55,7 @@ export class Answer {
     let stream;
     if (message.stream) stream = gateway.subscribe(message.stream, { after, mode });
     else {
-      const body = await this.makeBody();
+      const body = await Promise.race([this.makeBody(), new Promise((resolve) => (this.abandon = resolve))]);
       if (this.isAbandoned) return "cancelled";
       message.wasSent = true;
       stream = gateway.create(body, { key: message.key, mode });
@@ -187,6 +188,7 @@ export class Answer {
     this.isStopping = true; // shown at once, because the gateway's answer waits for a connection
     this.isAbandoned = this.stream === null;
     this.onChange(this);
+    if (this.isAbandoned) this.abandon();
     await this.stream?.cancel();
   }
 }

@@ -56,9 +56,7 @@ async function start() {
   gateway = new StreamGateway({ url: location.origin, getToken: (request) => session.getToken(request), onState });
   gateway.connect();
   if (isDenied) notify("This browser stores nothing for this page: its conversations end when you leave it.");
-  await models.load(() => session.getToken()).catch((error) => {
-    notify(`The list of models could not be loaded: ${error.message}`); // until then the last known list is shown
-  });
+  await models.load(session, notify);
   sidebar.purge();
   show(tab.getItem("sgw.current") ?? local.getItem("sgw.last"));
   $("prompt").focus();
