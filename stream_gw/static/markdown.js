@@ -5,7 +5,7 @@
 // last block is rendered again.
 
 import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
-import { el } from "./dom.js";
+import { copyText, el } from "./dom.js";
 import createPurify from "./vendor/purify.es.mjs";
 
 const COPIED_MS = 1600;
@@ -115,12 +115,7 @@ function codeBlock({ className, textContent }) {
 
 async function copyCode({ target }) {
   const code = target.closest("figure").querySelector("pre").textContent;
-  // The browser may refuse clipboard access, and plain HTTP has none: the button then says so.
-  const copied = await navigator.clipboard?.writeText(code).then(
-    () => true,
-    () => false,
-  );
-  target.textContent = copied ? "Copied" : "Not allowed";
+  target.textContent = (await copyText(code)) ? "Copied" : "Not allowed";
   setTimeout(() => (target.textContent = "Copy"), COPIED_MS);
 }
 

@@ -1,7 +1,7 @@
 // A link with which somebody else, or another device, watches an answer while it is written. It carries a capability
 // token that reads this one stream until it expires, and does nothing else (docs/protocol.md).
 
-import { $ } from "../dom.js";
+import { $, copyText } from "../dom.js";
 import { qrImage } from "./qr.js";
 
 const EXPIRES_IN_S = 3600;
@@ -62,10 +62,7 @@ export class ShareDialog {
   }
 
   async copy() {
-    const copied = await navigator.clipboard?.writeText($("share-link").value).then(
-      () => true,
-      () => false,
-    );
+    const copied = await copyText($("share-link").value);
     $("share-copy").textContent = copied ? "Copied" : "Select and copy it";
     if (!copied) $("share-link").focus();
   }

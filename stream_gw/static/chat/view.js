@@ -1,7 +1,7 @@
 // The view of one message: its text, what is said about it, and its buttons. A prompt is shown as text; an answer is
 // Markdown (markdown.js).
 
-import { el, icon, iconButton } from "../dom.js";
+import { copyText, el, icon, iconButton } from "../dom.js";
 import { AnswerBody } from "./body.js";
 import { ending, figures, hindrance, journey } from "./endings.js";
 import { Editor } from "./editor.js";
@@ -94,11 +94,7 @@ export class MessageView {
   }
 
   async copyText() {
-    // The browser may refuse clipboard access, and plain HTTP has none: the button then says so.
-    const copied = await navigator.clipboard?.writeText(markdownOf(this.message)).then(
-      () => true,
-      () => false,
-    );
+    const copied = await copyText(markdownOf(this.message));
     this.copy.setAttribute("aria-label", copied ? "Copied" : "Copying is not allowed here");
     this.copy.title = this.copy.getAttribute("aria-label");
     this.copy.replaceChildren(icon(copied ? "check" : "alert"));
@@ -132,11 +128,11 @@ export class MessageView {
     if (this.frame) return;
     const draw = () => {
       if (performance.now() - this.shownAt < Math.min(this.costMs * 10, PAUSE_MS_MAX)) {
-      const started = performance.now();
         this.frame = requestAnimationFrame(draw);
         return;
       }
       this.frame = 0;
+      const started = performance.now();
       this.update(this.message);
       after(); // scrolls, for which the browser makes the layout: in a long answer the dearest part
       this.shownAt = performance.now();
