@@ -14,11 +14,18 @@ STEADY_S: Final = 5.0  # lifetime of a connection after which counts of failures
 REFRESHES_MAX: Final = 2
 POLICY_CLOSES_MAX: Final = 3
 HINT_S_MAX: Final = 60.0
+WAIT_S_MAX: Final = 60.0
+"""Longest ``retry_after_s`` that the client waits out. A longer one, such as a budget's, is the caller's to judge."""
 
 
 def backoff_s(attempt: int, random: Callable[[], float]) -> float:
     """Return a random pause in seconds (full jitter), so that clients cut at one instant do not return together."""
     return float(random() * min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(attempt, 16)))
+
+
+def is_waited_out(error: GatewayError) -> bool:
+    """Return whether the client itself tries again after this error."""
+    return error.retriable and (error.retry_after_s or 0) <= WAIT_S_MAX
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stream_gw.client.backoff import backoff_s
+from stream_gw.client.backoff import backoff_s, is_waited_out
 from stream_gw.client.errors import GatewayError
 from stream_gw.client.link import Link
 from stream_gw.client.wire import Ack
@@ -78,7 +78,7 @@ class PendingRequests:
         if request is None:
             return False
         request.tries += 1
-        if error.retriable and request.tries < REQUEST_TRIES_MAX:
+        if is_waited_out(error) and request.tries < REQUEST_TRIES_MAX:
             delay_s = max(error.retry_after_s or 0, backoff_s(request.tries, self._random))
             request.timer = asyncio.get_running_loop().call_later(delay_s, self._send, request)
         elif answer := self._remove(id):

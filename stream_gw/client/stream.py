@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
 
-from stream_gw.client.backoff import backoff_s
+from stream_gw.client.backoff import backoff_s, is_waited_out
 from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
 from stream_gw.client.items import Create, Data, Gap, InputResult, Item, Reset, text_of
 from stream_gw.client.link import Link
@@ -339,7 +339,7 @@ class Stream:
         self._detach(tell=False)
         if self.id is None:
             self._asked, self._refused = False, self._refused + 1  # refused: nothing runs
-        if not error.retriable:
+        if not is_waited_out(error):
             self._finish("failed", error)
         elif error.code == "draining" and not self._tries and self._gateway.leave(link):
             self._tries = 1  # the next link attaches this stream

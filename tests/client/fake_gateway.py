@@ -21,6 +21,12 @@ from aiohttp import WSMsgType, web
 STATIC = Path(__file__).parents[2] / "stream_gw" / "static"
 KEY = "sk-test"
 DRAINING: dict[str, Any] = {"code": "draining", "message": "reconnect", "retriable": True, "retry_after_s": 20}
+SPENT: dict[str, Any] = {
+    "code": "budget_exceeded",
+    "message": "resets later",
+    "retriable": True,
+    "retry_after_s": 30 * 86_400,
+}
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -42,6 +48,7 @@ class Faults:
     close_new_with: list[int] = field(default_factory=list)  # codes for the next sockets
     refuse_create: list[dict[str, Any]] = field(default_factory=list)
     refuse_subs: list[dict[str, Any]] = field(default_factory=list)
+    refuse_requests: list[dict[str, Any]] = field(default_factory=list)
     ping_ms: int = 15_000
     drains: bool = False  # asks each new socket to reconnect at once
     novelties: bool = False  # messages of types that today's clients do not know
@@ -132,6 +139,9 @@ class Socket:
                 if faults.drop_acks:
                     faults.drop_acks -= 1
                     self.cut()
+                    return
+                if faults.refuse_requests:
+                    await self.send({"t": "error", "id": message["id"], **faults.refuse_requests.pop(0)})
                     return
                 if message["stream"] not in gateway.streams:
                     await self.error("not_found", "no such stream", id=message["id"])

@@ -12,7 +12,7 @@ from playwright.async_api import Browser
 
 from tests.client.contract import Target
 from tests.client.contract_js import CONTRACT_JS, run_on
-from tests.client.fake_gateway import DRAINING, FakeGateway
+from tests.client.fake_gateway import DRAINING, SPENT, FakeGateway
 from tests.support.missing import missing
 from tests.support.waiting import eventually
 
@@ -551,6 +551,19 @@ async def test_refusals_are_waited_out_or_told(browser: Browser, fake: FakeGatew
     script = "return (await fails(read(gateway.create(body())))).code;"
     assert await run_on(browser, target, script) == "invalid_request"
     assert [message.get("retry") for message in fake.sent_by_client("create")] == [None, 1]
+
+
+async def test_a_refusal_with_a_long_wait_is_told(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """A budget of a month may reset in weeks, for which a browser's timer ends at once."""
+    fake.faults.refuse_create = [SPENT] * 9
+    fake.faults.refuse_requests = [SPENT]
+    script = """
+        const told = [await fails(read(gateway.create(body()))), await fails(gateway.input("resp_any", "More"))];
+        return told.map(({ code, retriable, retryAfterS }) => [code, retriable, retryAfterS]);
+    """
+    told = ["budget_exceeded", True, SPENT["retry_after_s"]]
+    assert await run_on(browser, target, script) == [told, told]
+    assert len(fake.sent_by_client("create")) == 1
 
 
 async def test_closing_ends_every_stream(browser: Browser, fake: FakeGateway, target: Target) -> None:

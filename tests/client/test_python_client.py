@@ -18,7 +18,7 @@ from stream_gw.client.position import Filter, Verdict
 from stream_gw.client.wire import decode
 from tests.client.contract import CONTRACT, Target, first, read
 from tests.client.cutter import Cutter
-from tests.client.fake_gateway import DRAINING, KEY, FakeGateway
+from tests.client.fake_gateway import DRAINING, KEY, SPENT, FakeGateway
 from tests.support.waiting import eventually
 
 
@@ -425,6 +425,19 @@ async def test_a_retriable_refusal_is_waited_out_and_another_is_told(fake: FakeG
         assert caught.value.code == "invalid_request"
         assert [message.get("retry") for message in fake.sent_by_client("create")] == [None, 1]
         assert await read(gateway.create(target.body())) == WHOLE
+
+
+async def test_a_refusal_with_a_long_wait_is_told(fake: FakeGateway, target: Target) -> None:
+    """A budget of a month may reset in weeks."""
+    fake.faults.refuse_create = [SPENT]
+    fake.faults.refuse_requests = [SPENT]
+    async with target.gateway() as gateway:
+        with pytest.raises(GatewayError) as caught:
+            await read(gateway.create(target.body()))
+        assert (caught.value.code, caught.value.retriable) == ("budget_exceeded", True)
+        assert caught.value.retry_after_s == SPENT["retry_after_s"]
+        with pytest.raises(GatewayError, match="budget_exceeded"):
+            await gateway.input("resp_any", "More")
 
 
 async def test_a_failed_stream_raises_after_its_text(fake: FakeGateway, target: Target) -> None:

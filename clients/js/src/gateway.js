@@ -4,7 +4,7 @@ import { deferred, unawaited } from "./deferred.js";
 import { GatewayError, closedError } from "./errors.js";
 import { LIMITS, TIMES_MS } from "./limits.js";
 import { Link } from "./link.js";
-import { backoffMs, randomId } from "./random.js";
+import { backoffMs, isWaitedOut, randomId } from "./random.js";
 import { Stream } from "./stream.js";
 import { BEGINNING, copied, httpUrl, socketUrl } from "./wire.js";
 
@@ -180,7 +180,7 @@ export class StreamGateway {
       return;
     }
     request.tries += 1;
-    if (!error.retriable || request.tries >= LIMITS.requestTries) {
+    if (!isWaitedOut(error) || request.tries >= LIMITS.requestTries) {
       this._refuse(request, error);
       return;
     }

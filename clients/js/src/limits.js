@@ -21,5 +21,6 @@ export const TIMES_MS = Object.freeze({
   ping: 15_000, // until `hi` tells better
   lag: 3_000, // a head above our cursor is believed to be on its way for so long
   steady: 5_000, // a socket that lived so long proves that counts of failures may start again
+  waited: 60_000, // longest retry_after_s that is waited out; a longer one, such as a budget's, is told
   giveUp: 900_000, // what the gateway keeps of an ended stream; later there is nothing to resume
 });

@@ -3,7 +3,7 @@
 import { deferred, unawaited } from "./deferred.js";
 import { GatewayError, closedError } from "./errors.js";
 import { LIMITS } from "./limits.js";
-import { backoffMs } from "./random.js";
+import { backoffMs, isWaitedOut } from "./random.js";
 import { BEGINNING, TERMINAL, copied, epochNumber, parseCursor, textOf } from "./wire.js";
 
 /** One stream: its frames in order, each once. Iterate it once: `for await (const item of stream)`. */
@@ -361,7 +361,7 @@ export class Stream {
     if (error.code === "draining" && link && link === this._gateway._link && !this._tries) {
       this._tries = 1;
       this._gateway._leave(link); // it attaches this stream to the next link
-    } else if (!error.retriable) this._finish("failed", { error });
+    } else if (!isWaitedOut(error)) this._finish("failed", { error });
     else this._retry(error, Math.max(1, (error.retryAfterS ?? 0) * 1000));
   }
 
