@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from stream_gw.client.errors import ConnectionLost, GatewayError
 
 GetToken: TypeAlias = Callable[[bool], Awaitable[str]]
+GET_TOKEN_S: Final = 60.0  # until get_token is called again: it may ask a person, or hang
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ class Tokens:
         if self._get_token is None:
             return self._token
         try:
-            return await self._get_token(refresh)
+            async with asyncio.timeout(GET_TOKEN_S):
+                return await self._get_token(refresh)
         except GatewayError:
             raise
         except Exception as error:  # the caller's code, which may use any library

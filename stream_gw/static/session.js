@@ -7,6 +7,7 @@ import { local, remember, tab } from "./storage.js";
 const KEY = "sgw.key";
 const USER = "sgw.user";
 const EARLY_MS = 30_000; // time before its expiry at which a token is replaced
+const ANSWER_MS = 10_000; // time for the gateway to answer: a connection from before a sleep may be dead
 const LEND_MS = 300; // time for another tab to lend its token
 
 export async function errorOf(response) {
@@ -98,6 +99,7 @@ export class Session {
       method,
       headers: { authorization: `Bearer ${credential}`, "content-type": "application/json" },
       body: body && JSON.stringify(body),
+      signal: AbortSignal.timeout(ANSWER_MS),
     }).catch(() => {
       throw new GatewayError("unreachable", "The gateway cannot be reached.", { retriable: true });
     });

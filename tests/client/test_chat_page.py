@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.client.browser import PATIENCE_MS
 from tests.client.fake_gateway import KEY, FakeGateway
@@ -113,6 +113,22 @@ SLOW_LAYOUT = """async () => {
 
 async def test_a_slow_layout_leaves_the_page_time_for_its_reader(page: Page) -> None:
     assert await page.evaluate(SLOW_LAYOUT) <= 3
+
+
+async def test_a_token_that_never_comes_leaves_no_blank_page(context: BrowserContext) -> None:
+    """After a laptop's sleep a request may hang on a dead connection."""
+    hung = asyncio.Event()
+
+    async def hang(route: Route) -> None:
+        if hung.is_set():
+            await route.continue_()
+        hung.set()
+
+    await context.route("**/v1/tokens", hang)
+    await context.add_init_script("const real = AbortSignal.timeout; AbortSignal.timeout = (ms) => real(ms / 50);")
+    page = await open_page(context)
+    await ask(page, "Hello")
+    await expect(answer(page)).to_have_text(WHOLE)
 
 
 async def test_signing_in_by_the_form(context: BrowserContext) -> None:

@@ -530,6 +530,21 @@ async def test_a_refused_token_is_replaced(browser: Browser, fake: FakeGateway, 
     assert await run_on(browser, target, script) == [WHOLE, [False, True]]
 
 
+async def test_a_token_that_never_comes_is_asked_for_again(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """After a laptop's sleep a request for a token may hang on a dead connection."""
+    script = """
+        const wait = globalThis.setTimeout;
+        globalThis.setTimeout = (work, ms) => wait(work, ms === 60_000 ? 20 : ms);
+        let asked = 0;
+        const getToken = () => (++asked === 1 ? new Promise(() => {}) : target.key);
+        const other = new sg.StreamGateway({ ...options, token: undefined, getToken });
+        const text = await read(other.create(body()));
+        other.close();
+        return [text, asked];
+    """
+    assert await run_on(browser, target, script) == [WHOLE, 2]
+
+
 async def test_it_gives_up_with_an_error_of_its_own(browser: Browser, fake: FakeGateway, target: Target) -> None:
     """A lost network takes the tokens' issuer away too."""
     script = """

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from stream_fabric.limits import WS_AUTH_S_MAX
-from stream_gw.client import Data, Gap, GatewayError, InputResult, Position, Reset, StreamBroken, StreamGateway
+from stream_gw.client import Data, Gap, GatewayError, InputResult, Position, Reset, StreamBroken, StreamGateway, tokens
 from stream_gw.client import link as link_module
 from stream_gw.client.backoff import BACKOFF_S_MAX, ReconnectPolicy, backoff_s
 from stream_gw.client.gateway import socket_url
@@ -456,6 +456,22 @@ async def test_it_gives_up(target: Target) -> None:
         with pytest.raises(GatewayError) as caught:
             await read(gateway.create(target.body()))
         assert caught.value.code == "connection_lost"
+
+
+async def test_a_token_that_never_comes_is_asked_for_again(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "GET_TOKEN_S", 0.02)
+    asked = 0
+
+    async def get_token(refused: bool) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        return target.key
+
+    async with StreamGateway(target.url, get_token=get_token) as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+    assert asked == 2
 
 
 @pytest.mark.parametrize("retriable", [True, False])

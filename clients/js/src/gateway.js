@@ -240,7 +240,8 @@ export class StreamGateway {
 
   async _connect() {
     const opening = ++this._opening;
-    this._next = { over: () => {}, retire: () => {} }; // holds the place while the token is fetched
+    const timer = setTimeout(() => this._tokenLate(opening), TIMES_MS.token);
+    this._next = { over: () => {}, retire: () => clearTimeout(timer) }; // holds the place while the token is fetched
     if (!this._link) {
       this._downSince ??= Date.now();
       if (this.state === "idle" || this.state === "closed") this._setState("connecting");
@@ -255,6 +256,8 @@ export class StreamGateway {
       if (error instanceof GatewayError && !error.retriable) this._fail(error);
       else this._later(error instanceof GatewayError ? error : tokenError(error));
       return;
+    } finally {
+      clearTimeout(timer);
     }
     if (opening !== this._opening || this._isClosed) return;
     try {
@@ -263,6 +266,13 @@ export class StreamGateway {
       this._next = null; // the address cannot be used at all, or the page's policy forbids it: no retry will help
       this._fail(new GatewayError("address_refused", error.message));
     }
+  }
+
+  _tokenLate(opening) {
+    if (opening !== this._opening) return;
+    this._opening += 1; // what that getToken returns comes too late
+    this._next = null;
+    this._later(tokenError(`no token after ${TIMES_MS.token / 1000} s`));
   }
 
   _linkReady(link) {

@@ -155,7 +155,7 @@ export interface Options {
   /** Several addresses, tried in turn. */
   urls?: string[];
   token?: string;
-  /** Called before each connection; `refresh` is true when the gateway refused the last token. */
+  /** Called before each connection, and again after 60 s without a token. `refresh`: the last one was refused. */
   getToken?: (request: { refresh: boolean }) => string | Promise<string>;
   /** A WebSocket constructor, for hosts without a global one. */
   webSocket?: new (url: string, protocols: string[]) => any;

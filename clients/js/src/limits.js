@@ -18,9 +18,10 @@ export const TIMES_MS = Object.freeze({
   backoffMax: 8_000,
   connect: 10_000, // until `hi`
   connectNoToken: 20_000, // the same without a token: a gateway waits 10 s for one, and closes within 5 s more
+  token: 60_000, // until getToken is called again: it may ask a person, or hang
   ping: 15_000, // until `hi` tells better
   lag: 3_000, // a head above our cursor is believed to be on its way for so long
-  steady: 5_000, // a socket that lived so long proves that counts of failures may start again
   waited: 60_000, // longest retry_after_s that is waited out; a longer one, such as a budget's, is told
+  steady: 5_000, // a socket that lived so long proves that counts of failures may start again
   giveUp: 900_000, // what the gateway keeps of an ended stream; later there is nothing to resume
 });
