@@ -20,6 +20,7 @@ export const TIMES_MS = Object.freeze({
   connectNoToken: 20_000, // the same without a token: a gateway waits 10 s for one, and closes within 5 s more
   token: 60_000, // until getToken is called again: it may ask a person, or hang
   ping: 15_000, // until `hi` tells better
+  watch: 5_000, // between two looks at the clock for a connection that is silent for too long
   lag: 3_000, // a head above our cursor is believed to be on its way for so long
   waited: 60_000, // longest retry_after_s that is waited out; a longer one, such as a budget's, is told
   steady: 5_000, // a socket that lived so long proves that counts of failures may start again

@@ -23,11 +23,14 @@ export class Link {
     this.watch();
   }
 
-  /** A dead connection may look open: only messages prove that it is alive. */
+  /**
+   * A dead connection may look open: only messages prove that it is alive. Timers stand still while the machine sleeps,
+   * so the clock is read often.
+   */
   watch() {
     const leftMs = this.heardAt + this.limitMs - Date.now();
     if (leftMs <= 0) this.over(1006, "silent");
-    else this.timer = setTimeout(() => this.watch(), leftMs);
+    else this.timer = setTimeout(() => this.watch(), Math.min(leftMs, TIMES_MS.watch));
   }
 
   claim(stream) {
