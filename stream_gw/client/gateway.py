@@ -41,7 +41,8 @@ class StreamGateway:
 
     ``urls``: one or several addresses (http, https, ws or wss), tried in turn. ``token``: an API key or capability
     token. ``get_token``: awaited before each connection and HTTP request, in place of ``token``; its argument is true
-    when the gateway refused the last token. It is called again after 60 s, and any error but one not retriable.
+    when the gateway refused the last token. It is called again after 60 s without a token, and after any error but one
+    that is not retriable.
     """
 
     def __init__(

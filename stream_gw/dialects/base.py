@@ -39,7 +39,7 @@ NO_LOGPROBS = b'"logprobs":null'
 
 _OWN_REASONS = {reason: msgspec.Raw(b'"%b"' % reason.encode()) for reason in ("budget", STEERED_REASON)}
 
-EMPTY: Final[frozenset[Any]] = frozenset()
+_EMPTY: Final[frozenset[Any]] = frozenset()
 """The empty set of all encoders: each call of ``frozenset`` makes a new one of 216 bytes."""
 
 HEARTBEAT = b": hb\n"
@@ -72,10 +72,10 @@ class Encoder:
         self._blocks: dict[bytes, tuple[bytes, ...]] = {}
         """Constant parts around a block's text, by the block's number in digits. The text begins after its opening
         quote and includes the closing one. Empty: the dialect cannot express the block."""
-        self._refusals: frozenset[int] = EMPTY  # most streams have none
+        self._refusals: frozenset[int] = _EMPTY  # most streams have none
         self._tools: dict[int, list[int]] | None = None
         """Blocks of the tool calls by choice, in order; None: there were none yet."""
-        self._finished: frozenset[int] = EMPTY
+        self._finished: frozenset[int] = _EMPTY
         """Choices that have their finish reason."""
         self._opened = False
         self.checks: tuple[tuple[int, Check], ...] = ()
