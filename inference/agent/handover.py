@@ -75,19 +75,22 @@ class Handover:
 
     async def _requeue(self, stream: RunningStream) -> None:
         # The log takes all that was generated: another replica would have to generate the rest again
-        producer, deadline = stream.producer, self._loop.time() + self._policy.ttl_s
-        while self._loop.time() < deadline:
-            if producer.acked == producer.last or producer.is_held or producer.stopped:  # held: the next one answers
-                break
-            if not self._streams.is_running(stream):
-                break
-            await asyncio.sleep(_FLUSH_POLL_S)
+        producer = stream.producer
+        await self._wait_for_log(stream, lambda: producer.acked == producer.last or producer.is_held)
 
         async def requeue() -> None:
             if self._streams.is_running(stream):
                 await self._failover.yield_stream(self._policy.pool, self._replica, stream.work)
 
         await self._let_go(stream, "yield", requeue)
+
+    async def _wait_for_log(self, stream: RunningStream, ready: Callable[[], bool]) -> None:
+        """Wait until a reply to an append makes ``ready`` true or stops the producer: one lease lifetime at most."""
+        deadline = self._loop.time() + self._policy.ttl_s
+        while self._loop.time() < deadline and self._streams.is_running(stream):
+            if ready() or stream.producer.stopped:
+                return
+            await asyncio.sleep(_FLUSH_POLL_S)
 
     def release(self, stream: RunningStream) -> None:
         """Stop a stream that another process has taken over (this replica was believed dead) or has ended.
@@ -115,6 +118,8 @@ class Handover:
         name = stream.name
         if self._streams.is_running(stream):
             stream.abort(self._engine)
+        # Its creation may still be on its way: a stream that does not exist cannot be taken over, and would be let go
+        await self._wait_for_log(stream, lambda: stream.producer.created)
 
         async def rescue() -> None:
             if self._streams.is_running(stream):  # it has not ended meanwhile, nor come back in a newer epoch

@@ -29,6 +29,7 @@ KEPT = (
     (1725,),  # three outages of Redis, and a look at the leases after each
     (4331,),  # a look at the log finds a cancel while a takeover, which stands still, has not read what was used
     (5894,),  # a batch stream is cancelled between the takeover that yields it and its place in the queue
+    (2741,),  # an engine fails before the gateway's ``create`` has made the stream
     (9654,),  # a failover loses a takeover that a reader has heard of, and the stream ends before its cursor
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""

@@ -5,6 +5,7 @@ What must hold at the end of any schedule is checked here as well.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,16 +13,19 @@ from typing import Any
 import pytest
 
 import stream_gw.streams.create
+import tests.sim.hosts
 from stream_fabric.pool.placement import Placed
+from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.frames import End, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
-from stream_fabric.stream.log import StreamState
+from stream_fabric.stream.log import CreateCode, StreamState
 from stream_gw.routing.place_request import Outcome
 from tests.sim.client import Spec
 from tests.sim.fakes import Planted
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, engine_settings
 from tests.sim.invariants import lines_of
 from tests.sim.loop import Process
+from tests.sim.ports import StreamDoor
 from tests.sim.witness import Violation
 from tests.sim.world import World
 
@@ -212,6 +216,33 @@ def test_a_gateway_dies_before_any_pool_has_heard_of_its_request() -> None:
     assert end.error.retriable and end.usage is not None and end.usage.output == 0
     assert state.last == 1 and "place" not in stage.w.counts
     assert [client.done for client in stage.w.clients if not client.left] == ["end"] * len(stage.w.clients)
+
+
+class _LateCreateDoor(StreamDoor):
+    """A gateway's ``create`` reaches its shard late."""
+
+    async def create(self, *args: Any, **more: Any) -> CreateCode:
+        await asyncio.sleep(0.3)
+        return await super().create(*args, **more)
+
+
+@pytest.mark.parametrize("after_ms", range(0, 40, 10))
+def test_an_engine_fails_before_its_request_has_a_stream(after_ms: int) -> None:
+    """Placement and stream travel side by side: the replica waits for the stream before it hands it over."""
+    stage = Stage(seed=after_ms, planted=[(tests.sim.hosts, "StreamDoor", _LateCreateDoor)])
+    stage.ask(0.3, max_tokens=20)
+    failed: list[AgentHost] = []
+
+    def submitted(host: AgentHost, request: EngineRequest) -> None:
+        if not failed:
+            assert host.engine is not None and "create" not in stage.w.counts
+            failed.append(host)
+            stage.w.loop.at(after_ms / 1000, host.process, host.engine.drop, request.stream)
+
+    stage.w.submitted = submitted  # type: ignore[method-assign]
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+    assert state.replica != failed[0].replica
 
 
 async def _place_nothing(*args: Any, **more: Any) -> Outcome:
