@@ -12,6 +12,11 @@ from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import Page
 
 
+def bill_id(stream: StreamId) -> str:
+    """Return the id of a stream's bill. It is the same whoever writes the bill: several events of it count once."""
+    return f"{stream}:end"
+
+
 class BillTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fields of a stream's ``Work`` that its bill needs, and the pool that it was sent to."""
 

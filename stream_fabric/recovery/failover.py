@@ -246,7 +246,7 @@ class Failover:
             due = head.epoch.nonce == self._unbilled.get(stream)
         if due:
             is_fenced = head.status == "failed" and head.epoch.n != work.parsed_epoch().n
-            await self._report(pool, replica, work, error, billed=True, ended_in=None if is_fenced else head.epoch)
+            await self._report(pool, replica, work, error if is_fenced else None, billed=True)
 
     async def fence(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, epoch: Epoch) -> None:
         """End the stream in its log, with its bill, unless another producer has begun a newer epoch.
@@ -288,13 +288,12 @@ class Failover:
         pool: str,
         replica: ReplicaId,
         work: Work,
-        error: StreamGwError,
+        error: StreamGwError | None,
         *,
         billed: bool,
-        ended_in: Epoch | None = None,
     ) -> None:
         if self._reporter is not None:
-            await self._reporter.report_attempt(pool, replica, work, error, billed=billed, ended_in=ended_in)
+            await self._reporter.report_attempt(pool, replica, work, error, billed=billed)
         self._unbilled.pop(work.request.stream, None)
 
 

@@ -9,7 +9,7 @@ from stream_fabric.pool.placement import TIERS
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Clock, EventSink, StreamLog
 from stream_fabric.process.fleet_events import FleetEventReporter
-from stream_fabric.stream.cursor import Epoch
+from stream_fabric.recovery.bill_terms import bill_id
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId
 
@@ -28,16 +28,14 @@ class FailoverReporter:
         pool: str,
         replica: ReplicaId,
         work: Work,
-        error: StreamGwError,
+        error: StreamGwError | None,
         *,
         billed: bool,
-        ended_in: Epoch | None = None,
     ) -> None:
         """Emit the ``AttemptTrace`` of an attempt that no replica reports.
 
-        ``billed``: the stream ended with this attempt; otherwise another replica continues it. ``error``: its reason,
-        unless the stream has ended in another way. ``ended_in``: the epoch of a stream that no fence has ended. The
-        event then has the id that this epoch's producer gives it, because that replica may report it too.
+        ``billed``: the stream ended with this attempt; otherwise another replica continues it. ``error``: its reason;
+        None: another process has ended the stream.
         """
         stream = work.request.stream
         status, used = await self._streams.settled(stream) or ("failed", Usage())
@@ -45,7 +43,7 @@ class FailoverReporter:
         epoch = work.parsed_epoch().n
         self._sink.emit(
             AttemptTrace(
-                id=f"{stream}:{ended_in or 'end'}" if billed else f"{stream}:{work.epoch}:lost",
+                id=bill_id(stream) if billed else f"{stream}:{work.epoch}:lost",
                 at_us=self._clock.now_us(),
                 stream=stream,
                 tenant=work.tenant,
@@ -61,7 +59,7 @@ class FailoverReporter:
                 cached_tokens=used.cached,
                 output_tokens=used.output,
                 reasoning_tokens=used.reasoning,
-                error_code=error.code if ended in ("failed", "lost") and ended_in is None else "",
+                error_code=error.code if ended in ("failed", "lost") and error is not None else "",
                 billed=billed,
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
                 key=work.key,

@@ -14,13 +14,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from stream_fabric.errors import DeadlineExceeded, FabricError, ReplicaLost
+from stream_fabric.errors import DeadlineExceeded, FabricError, ReplicaLost, StreamGwError
 from stream_fabric.limits import HEADS_MAX, LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
-from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Head
@@ -185,13 +184,13 @@ class LeaseReaper:
         await self._pools.remove_queued(pool, [stream for stream in streams if stream not in begun])
         for stream, work in begun.items():
             if await self._pools.holder(pool, stream) == "queue":  # else a replica has just taken it, and bills it
-                await self._bill(pool, work, work.parsed_epoch())  # the same bill, if one takes it now
+                await self._bill(pool, work, None)
                 await self._pools.remove_queued(pool, [stream])
 
-    async def _bill(self, pool: str, work: Work | None, ended_in: Epoch | None = None) -> None:
+    async def _bill(self, pool: str, work: Work | None, error: StreamGwError | None) -> None:
         """Report the bill of a stream that has ended in the queue, if a replica had begun it."""
         if self._reporter is not None and work is not None and work.base:
-            await self._reporter.report_attempt(pool, _NO_REPLICA, work, WAITED, billed=True, ended_in=ended_in)
+            await self._reporter.report_attempt(pool, _NO_REPLICA, work, error, billed=True)
 
     async def _work(self, pool: str, stream: StreamId) -> Work | None:
         try:
@@ -207,7 +206,7 @@ class LeaseReaper:
         work = None if self._reporter is None else await self._work(pool, stream)
         fenced = await self._streams.fence(stream, None, self._random.token_hex(4), ErrorInfo.of(WAITED))
         if fenced:
-            await self._bill(pool, work)
+            await self._bill(pool, work, WAITED)
         return fenced
 
     async def _heads(self, streams: Sequence[StreamId]) -> dict[StreamId, Head]:

@@ -117,12 +117,19 @@ def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
 
 
 def _check_bill(world: World, stream: StreamId, state: StreamState) -> None:
-    """Whatever ended the stream, it has one bill, of what was settled; an event that comes twice is one bill."""
+    """Whatever ended the stream, it has one bill, of what was settled.
+
+    Several events may tell it; they count once, because they have the same id and the same figures.
+    """
     attempts = (event for event in world.events.events if isinstance(event, AttemptTrace))
-    bills = {each.id: each for each in attempts if each.billed and each.stream == stream}
-    figures = [(each.prompt_tokens, each.output_tokens) for each in bills.values()]
+    bills = {(each.id, each.prompt_tokens, each.output_tokens) for each in attempts if _bills(each, stream)}
+    figures = [(prompt, output) for _, prompt, output in bills]
     wanted = [(state.usage.prompt, state.usage.output)] if state.begun else [(0, 0)] * len(bills)
     require(figures == wanted, f"5: {stream} is {state.status} with {wanted}, and its bills are {figures}")
+
+
+def _bills(event: AttemptTrace, stream: StreamId) -> bool:
+    return event.billed and event.stream == stream
 
 
 _PRODUCERS_LIVE = {"failover", "wipe", "drop", "cut", "slow", "leave", "gateway", "frozen gateway", "cancel"}

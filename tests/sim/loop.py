@@ -49,6 +49,8 @@ class Loop(asyncio.AbstractEventLoop):
         self.current = self.outside
         self.now = 0.0
         self.closing = False
+        self.thawed_at_s = 0.0
+        """When the last frozen process goes on."""
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._count = 0
@@ -112,6 +114,7 @@ class Loop(asyncio.AbstractEventLoop):
     def freeze(self, process: Process, for_s: float) -> None:
         if not process.frozen:
             process.frozen = True
+            self.thawed_at_s = max(self.thawed_at_s, self.now + for_s)
             self.at(for_s, self.outside, self.thaw, process)
 
     def thaw(self, process: Process) -> None:

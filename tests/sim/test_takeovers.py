@@ -14,6 +14,7 @@ import pytest
 
 import stream_gw.streams.create
 import tests.sim.hosts
+from stream_fabric.events import AttemptTrace
 from stream_fabric.pool.placement import Placed
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.frames import End, decode
@@ -320,6 +321,28 @@ def test_a_rescuer_dies_half_way_and_the_next_finds_no_other_replica(seed: int) 
     state, end = stage.run()
     assert (state.epoch.n, end.status) == (3, "failed")
     assert end.error is not None and end.error.code == "replica_lost"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rescuer_stands_still_and_then_places_a_stream_that_has_ended(seed: int) -> None:
+    """The next rescuer's replica died too, so the stream was ended and billed. The queue's sweep bills the same."""
+    stage = Stage(seed=seed)
+    stage.ask(0.3, max_tokens=400)
+    rescuers: list[Any] = []
+    w, start = stage.w, stage.w.start
+
+    def kill() -> None:
+        w.start = lambda kind: None if kind is AgentHost else start(kind)  # type: ignore[method-assign]
+        w.chaos.kill(stage.producer())
+
+    w.ran = lambda script, process: _note(w, rescuers, script, process)  # type: ignore[method-assign]
+    for at_s in (1.0, 8.0):
+        stage.at(at_s, kill)
+    stage.on_takeover(lambda stream: w.chaos.hang(rescuers[-1], 25.0))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (3, "failed")
+    bills = [event for event in w.events.events if isinstance(event, AttemptTrace) and event.billed]
+    assert len(bills) == 2 and bills[1].at_us - bills[0].at_us > 10e6
 
 
 @pytest.mark.parametrize("seed", (7, 9, 10, 13))  # a look of a reaper is answered in each of the pauses

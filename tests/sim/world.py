@@ -24,6 +24,8 @@ from tests.sim.loop import Loop, Process
 from tests.sim.witness import Witness
 
 HORIZON_S = 60.0
+THAWED_S = 2.0
+"""Time that a process which stood still gets for what it was about to do."""
 _LETTERS: dict[type[Host], str] = {GatewayHost: "g", AgentHost: "r", ControllerHost: "c"}
 
 
@@ -194,6 +196,8 @@ class World:
             raise self._failure
         if self.loop.now < self.faults_end_s and self.faults & {"failover", "wipe"}:
             return False  # what has ended may yet be lost
+        if self.loop.now < self.loop.thawed_at_s + THAWED_S:
+            return False  # it goes on with what it believed
         return (
             all(client.done or client.left for client in self.clients)
             and all(state.status != "live" for _, state in self.fabric.streams())

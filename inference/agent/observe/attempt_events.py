@@ -9,6 +9,7 @@ from stream_fabric.events import AttemptEnd, AttemptTrace
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.ports import Clock, EventSink
+from stream_fabric.recovery.bill_terms import bill_id
 from stream_fabric.stream.ids import ReplicaId
 
 
@@ -33,7 +34,7 @@ class AttemptEvents:
         timing = stream.timing.summary()
         self._sink.emit(
             AttemptTrace(
-                id=f"{work.request.stream}:{work.epoch}",
+                id=bill_id(work.request.stream) if billed else f"{work.request.stream}:{work.epoch}",
                 at_us=self._clock.now_us(),
                 stream=work.request.stream,
                 tenant=work.tenant,
