@@ -181,6 +181,14 @@ class Handover:
             stream.producer.stopped = True
             self._streams.remove(stream, keep=False)
 
+    def let_ended_go(self, stream: RunningStream) -> None:
+        """Let a stream go that had ended in its epoch before it came: its producer has reported the attempt.
+
+        Whoever placed it had stood still since the takeover, and another process had placed it meanwhile.
+        """
+        stream.closed = stream.producer.stopped = True
+        self._streams.remove(stream, keep=False, reported=True)
+
     async def fence(self, stream: RunningStream) -> None:
         """End the stream in its log, unless another producer has begun a newer epoch."""
         work = stream.work

@@ -147,7 +147,7 @@ class Requests:
         stream = RunningStream(work, partition, self._pump.mark_dirty, self, self._loop.time(), timing)
         self._streams.add(stream)
         self._budgets.limit(stream)
-        if work.base:
+        if work.parsed_epoch().n > 1:  # another replica has had it
             self._takeover.begin(stream)
         elif self._set_deadline_timer(stream):
             # The first append also checks that the stream exists and has not been cancelled

@@ -23,7 +23,7 @@ from stream_fabric.stream.log import CreateCode, StreamState
 from stream_gw.routing.place_request import Outcome
 from tests.sim.client import Spec
 from tests.sim.fakes import Planted
-from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, engine_settings
+from tests.sim.hosts import POOL, AgentHost, ControllerHost, GatewayHost, engine_settings
 from tests.sim.invariants import lines_of
 from tests.sim.loop import Process
 from tests.sim.ports import StreamDoor
@@ -321,6 +321,39 @@ def test_a_rescuer_dies_half_way_and_the_next_finds_no_other_replica(seed: int) 
     state, end = stage.run()
     assert (state.epoch.n, end.status) == (3, "failed")
     assert end.error is not None and end.error.code == "replica_lost"
+
+
+@pytest.mark.parametrize("early", (True, False))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rescuer_stands_still_until_the_next_ones_replica_has_ended_the_stream(seed: int, early: bool) -> None:
+    """It places the stream again, in the same epoch on the same replica, which has forgotten it by then. ``early``: the
+    first replica dies before it has read its inbox."""
+    stage = Stage(seed=seed)
+    stage.ask(0.3, max_tokens=100)
+    rescuers: list[Any] = []
+    begun: list[AgentHost] = []
+    w = stage.w
+
+    def kill(host: AgentHost) -> None:
+        w.start = lambda kind: None  # type: ignore[method-assign]
+        w.chaos.kill(host)
+
+    def ran(script: str, process: Process) -> None:
+        _note(w, rescuers, script, process)
+        if early and script == "place" and not rescuers:
+            (holder,) = w.fabric.of_pools().pools[POOL].law.at.values()
+            kill(next(host for host in w.agents if host.replica == holder))
+
+    w.ran = ran  # type: ignore[method-assign]
+    w.submitted = lambda host, request: begun.append(host)  # type: ignore[method-assign]
+    if not early:
+        stage.at(1.0, lambda: kill(stage.producer()))
+    stage.on_takeover(lambda stream: w.chaos.hang(rescuers[-1], 25.0))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+    assert len(begun) == (1 if early else 2), "an engine made the ended stream again"
+    attempts = [event for event in w.events.events if isinstance(event, AttemptTrace)]
+    assert [each.ended for each in attempts if each.billed] == ["completed"]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -81,6 +81,9 @@ class Takeover:
                 self._on_outcome(stream, outcome)
             if stream.closed:  # cancelled meanwhile, or taken by another replica
                 return
+            if head is not None and head.status != "live":
+                self._handover.let_ended_go(stream)
+                return
             self._continue(stream, earlier, inputs)
         except CannotContinue as reason:
             error = ReplicaLost(f"the replica that produced this stream died, and {reason}; retry the request")
