@@ -8,7 +8,7 @@
 
 from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
 from stream_gw.client.gateway import State, StreamGateway
-from stream_gw.client.items import Data, Gap, InputResult, Item, Reset
+from stream_gw.client.items import Data, Gap, InputResult, Item, Place, Reset
 from stream_gw.client.position import BEGINNING, Position
 from stream_gw.client.stream import Stream
 from stream_gw.client.wire import Ack
@@ -22,6 +22,7 @@ __all__ = [
     "GatewayError",
     "InputResult",
     "Item",
+    "Place",
     "Position",
     "Reset",
     "State",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random as random_module
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ import msgspec
 
 from stream_gw.client.backoff import ReconnectPolicy
 from stream_gw.client.errors import ConnectionLost, GatewayError
+from stream_gw.client.farewells import Farewells
 from stream_gw.client.http_cancel import HttpCancels
-from stream_gw.client.items import Create
+from stream_gw.client.items import Create, OnPlace
 from stream_gw.client.link import Link, LinkOver
 from stream_gw.client.position import BEGINNING
 from stream_gw.client.requests import PendingRequests
@@ -29,11 +29,8 @@ STREAMS_MAX: Final = 128  # over: create and subscribe raise too_many
 QUEUE_ITEMS: Final = 512  # items queued for a slow reader; full: unsubscribe until drained
 QUEUE_BYTES: Final = 1 << 20
 GIVE_UP_S: Final = 900.0  # the platform keeps an ended stream so long; later there is nothing to resume
-FAREWELL_S: Final = 5.0  # time for the cancels of abandoned streams, when the client closes
 
 State: TypeAlias = Literal["idle", "connecting", "connected", "reconnecting", "closed"]
-
-_log = logging.getLogger(__name__)
 
 
 class StreamGateway:
@@ -78,7 +75,7 @@ class StreamGateway:
         self._policy = ReconnectPolicy(random=random, can_refresh=self._tokens.can_refresh)
         self._streams: dict[Stream, None] = {}  # in the order of their making
         self._requests = PendingRequests(lambda: self.link, random)
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._farewells = Farewells()
         self._http_cancels = HttpCancels(self._requests, self._urls, self._tokens)
         self._channel = 0
         self._group = asyncio.TaskGroup()
@@ -101,7 +98,7 @@ class StreamGateway:
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
             if self._farewells and (self.link is not None or not cancelled):  # a cancelled caller waits for no link
-                await asyncio.wait(self._farewells, timeout=FAREWELL_S)
+                await self._farewells.wait()
         finally:
             self.is_closed = True
             if self._supervisor is not None:
@@ -119,9 +116,14 @@ class StreamGateway:
         key: str | None = None,
         mode: Mode = "tokens",
         on_exit: OnExit = "cancel",
+        on_place: OnPlace | None = None,
     ) -> Stream:
-        """Start a generation. ``key`` is its idempotency key: the same key and body never generate twice."""
-        create = Create(msgspec.Raw(encode(body)), key or str(uuid.uuid4()))
+        """Start a generation. ``key`` is its idempotency key: the same key and body never generate twice.
+
+        ``on_place`` is called with the request's ``Place`` while it waits in the queue, about once a second, and with
+        None afterwards.
+        """
+        create = Create(msgspec.Raw(encode(body)), key or str(uuid.uuid4()), on_place)
         return self._open(None, create, after=BEGINNING, dialect=dialect, mode=mode, on_exit=on_exit)
 
     def subscribe(
@@ -192,16 +194,7 @@ class StreamGateway:
 
     def cancel_soon(self, stream: Stream) -> None:
         """Cancel the stream in a task of the client, so that the reader need not wait."""
-        task = self._group.create_task(self._cancel_and_close(stream))
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
-
-    async def _cancel_and_close(self, stream: Stream) -> None:
-        try:
-            await stream.cancel()
-        except GatewayError as error:
-            _log.warning("cancel of an abandoned stream failed: stream=%s error=%s", stream.id, error)
-        stream.close()
+        self._farewells.begin(self._group, stream)
 
     # Requests, answered by their id
 

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
 
 from stream_gw.client.backoff import backoff_s, is_waited_out
-from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
-from stream_gw.client.items import Create, Data, Gap, InputResult, Item, Reset, text_of
+from stream_gw.client.errors import ConnectionLost, GatewayError
+from stream_gw.client.items import Create, Data, Gap, InputResult, Item, Place, Reset, Waits, texts
 from stream_gw.client.link import Link
 from stream_gw.client.position import BEGINNING, Filter, Position, Verdict
 from stream_gw.client.queue import ItemQueue
@@ -21,6 +21,7 @@ from stream_gw.client.wire import (
     ErrorMessage,
     GapMessage,
     Ok,
+    QueuedMessage,
     ResetMessage,
     SteeredMessage,
 )
@@ -75,7 +76,7 @@ def _opening(id: str | None, create: Create | None, tail: Position, mode: Mode, 
         joined = "coalesce" if mode == "snapshot" and tail.seq else mode
         return {"t": "sub", "stream": id, "after": str(tail), "mode": joined}
     assert create is not None, "a stream has an id or makes one"
-    message = {"t": "create", "body": create.body, "key": create.key, "mode": mode}
+    message = {"t": "create", "body": create.body, "key": create.key, "mode": mode, "queued": bool(create.on_place)}
     return message | {"retry": refused} if refused else message
 
 
@@ -109,6 +110,7 @@ class Stream:
         self.dialect = dialect
         self._gateway = gateway
         self._create = create
+        self._waits = Waits(create.on_place if create else None)
         self._mode = mode
         self._on_exit = on_exit
         self._filter = Filter(Position.parse(after))
@@ -163,14 +165,9 @@ class Stream:
             self._attach_soon(0)
         return item
 
-    async def text(self) -> AsyncIterator[str]:
+    def text(self) -> AsyncIterator[str]:
         """Yield the text of all answers as it arrives, for dialects openai.chat and openai.completions."""
-        async for item in self:
-            if isinstance(item, Gap | Reset):
-                kind = type(item).__name__.lower()
-                raise StreamBroken(f"stream_{kind}", f"the text that was read is void or incomplete: a {kind} came")
-            if isinstance(item, Data) and (text := text_of(item.chunks)):
-                yield text
+        return texts(self)
 
     async def ready(self) -> str:
         """Wait until the gateway has accepted the create; return the stream's id."""
@@ -241,6 +238,7 @@ class Stream:
         if self._lag_timer is not None:
             self._lag_timer.cancel()
             self._lag_timer = None
+        self._waits.set(None)  # who reads on after a cut is not told
         link, self._link = self._link, None
         if link is not None:
             link.release(self._ch, tell=tell)
@@ -291,6 +289,8 @@ class Stream:
                 if self._filter.receive_input(message.s):
                     told = (message.s, message.id, message.result, message.reason)
                     self._push(InputResult(str(self._filter.tail), *told), 0)
+            case QueuedMessage():
+                self._waits.set(Place(message.position, message.of, message.warming_s))
             case _:
                 assert_never(message)
 
@@ -307,6 +307,7 @@ class Stream:
             self._retry(_gap(f"frames between {self._filter.tail.seq} and {message.s} are missing"))
         elif verdict is Verdict.APPLY:
             self._tries = 0
+            self._waits.set(None)
             self._push(Data(str(self._filter.tail), message.s, message.f), size)
 
     def _receive_end(self, message: End) -> None:

@@ -78,6 +78,13 @@ class SteeredMessage(msgspec.Struct, frozen=True, tag_field="t", tag="steered"):
     reason: str = ""
 
 
+class QueuedMessage(msgspec.Struct, frozen=True, tag_field="t", tag="queued"):
+    ch: int
+    position: int
+    of: int
+    warming_s: float | None = None
+
+
 class Ack(msgspec.Struct, frozen=True, tag_field="t", tag="ack"):
     """The answer to a cancel (accepted, already, pending, terminal) or an input (accepted, duplicate, terminal)."""
 
@@ -102,10 +109,10 @@ class ErrorMessage(ErrorBody, frozen=True, tag_field="t", tag="error"):
     id: str | None = None
 
 
-ChannelMessage: TypeAlias = Ok | D | End | GapMessage | ResetMessage | SteeredMessage
+ChannelMessage: TypeAlias = Ok | D | End | GapMessage | ResetMessage | SteeredMessage | QueuedMessage
 ServerMessage: TypeAlias = ChannelMessage | Hi | Ack | Ping | ReconnectHint | ErrorMessage
 
-_TAGS = frozenset({"hi", "ok", "d", "end", "gap", "reset", "steered", "ack", "ping", "reconnect", "error"})
+_TAGS = frozenset({"hi", "ok", "d", "end", "gap", "reset", "steered", "queued", "ack", "ping", "reconnect", "error"})
 
 
 class _Tagged(msgspec.Struct):

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,8 @@ class Faults:
     refuse_requests: list[dict[str, Any]] = field(default_factory=list)
     ping_ms: int = 15_000
     drains: bool = False  # asks each new socket to reconnect at once
+    place_s: float = 0.0  # after each place
+    places: list[dict[str, Any]] = field(default_factory=list)  # told to each create that asks for its place
     novelties: bool = False  # messages of types that today's clients do not know
 
 
@@ -160,20 +162,26 @@ class Socket:
             self.gateway.faults.cut_before_ok -= 1
             self.cut()
         else:
-            self.follow(message["ch"], stream, 0, message["mode"])
+            places = self.gateway.faults.places if message.get("queued") else []
+            self.follow(message["ch"], stream, 0, message["mode"], places)
 
     async def error(self, code: str, message: str, **where: Any) -> None:
         await self.send({"t": "error", **where, "code": code, "message": message, "retriable": False})
 
-    def follow(self, ch: int, stream: FakeStream, after: int, mode: str) -> None:
-        self.channels[ch] = asyncio.create_task(self.deliver(ch, stream, after, mode))
+    def follow(self, ch: int, stream: FakeStream, after: int, mode: str, places: Sequence[dict[str, Any]] = ()) -> None:
+        self.channels[ch] = asyncio.create_task(self.deliver(ch, stream, after, mode, places))
 
-    async def deliver(self, ch: int, stream: FakeStream, after: int, mode: str) -> None:
+    async def deliver(
+        self, ch: int, stream: FakeStream, after: int, mode: str, places: Sequence[dict[str, Any]]
+    ) -> None:
         stream.reads += 1
         epoch = f"{stream.epoch}.aa"
         await self.send(
             {"t": "ok", "ch": ch, "stream": stream.id, "epoch": epoch, "head": stream.head, "status": stream.status}
         )
+        for place in places:
+            await self.send({"t": "queued", "ch": ch, **place})
+            await asyncio.sleep(self.gateway.faults.place_s)
         if self.gateway.faults.novelties:
             await self.send({"t": "novelty", "ch": ch, "s": 7, "f": {"x": [1]}})
             await self.send({"t": "weather", "sunny": True})

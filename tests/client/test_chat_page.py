@@ -228,6 +228,19 @@ async def test_a_reset_never_leaves_void_text(page: Page, fake: FakeGateway) -> 
     await expect(answer(page)).to_have_text(WHOLE)
 
 
+async def test_a_prompt_that_waits_is_told_its_place(page: Page, fake: FakeGateway) -> None:
+    fake.faults.places = [{"position": 3, "of": 17}, {"position": 1, "of": 9, "warming_s": 40}]
+    fake.faults.place_s = 0.7
+    await ask(page, "say:At last")
+    note = page.locator("article.assistant .note")
+    await expect(note).to_have_text("Waiting for a free replica: 3 of 17 in the queue.")
+    await expect(note).to_have_text(
+        "Waiting for a free replica: 1 of 9 in the queue. A replica is starting; it needs about 40 s."
+    )
+    await expect(answer(page)).to_have_text("At last")
+    await expect(note).to_have_text("")
+
+
 async def test_cuts_are_invisible(page: Page, fake: FakeGateway) -> None:
     fake.token_delay_s = 0.02
     await ask(page, "Hello")

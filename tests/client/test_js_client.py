@@ -611,6 +611,21 @@ async def test_closing_ends_every_stream(browser: Browser, fake: FakeGateway, ta
     assert await run_on(browser, target, script) == "client_closed"
 
 
+async def test_the_place_in_the_queue_is_told_where_it_is_asked_for(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.faults.places = [{"position": 2, "of": 3}, {"position": 1, "of": 3, "warming_s": 40}]
+    script = """
+        const told = [];
+        const stream = gateway.create(body(), { onPlace: (place) => told.push(place) });
+        await read(stream);
+        equal(told, [{ position: 2, of: 3, warmingS: null }, { position: 1, of: 3, warmingS: 40 }, null]);
+        await read(gateway.create(body("Another.")));
+    """
+    await run_on(browser, target, script)
+    assert [message.get("queued") for message in fake.sent_by_client("create")] == [True, None]
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_mix_of_faults_delivers_each_frame_once(
     seed: int, browser: Browser, fake: FakeGateway, target: Target

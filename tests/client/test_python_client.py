@@ -10,7 +10,18 @@ import httpx
 import pytest
 
 from stream_fabric.limits import WS_AUTH_S_MAX
-from stream_gw.client import Data, Gap, GatewayError, InputResult, Position, Reset, StreamBroken, StreamGateway, tokens
+from stream_gw.client import (
+    Data,
+    Gap,
+    GatewayError,
+    InputResult,
+    Place,
+    Position,
+    Reset,
+    StreamBroken,
+    StreamGateway,
+    tokens,
+)
 from stream_gw.client import link as link_module
 from stream_gw.client.backoff import BACKOFF_S_MAX, ReconnectPolicy, backoff_s
 from stream_gw.client.gateway import socket_url
@@ -627,6 +638,17 @@ async def test_messages_of_a_newer_gateway_are_passed_over_and_counted(fake: Fak
     async with target.gateway() as gateway:
         assert await read(gateway.create(target.body())) == WHOLE
         assert gateway.messages_passed_over == 2
+
+
+async def test_the_place_in_the_queue_is_told_where_it_is_asked_for(fake: FakeGateway, target: Target) -> None:
+    fake.faults.places = [{"position": 2, "of": 3}, {"position": 1, "of": 3, "warming_s": 40}]
+    told: list[Place | None] = []
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body(), on_place=told.append)
+        assert await read(stream) == WHOLE
+        assert told == [Place(2, 3, None), Place(1, 3, 40), None]
+        assert await read(gateway.create(target.body("Another."))) == WHOLE
+    assert [message["queued"] for message in fake.sent_by_client("create")] == [True, False]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pools import RedisPools
+from stream_gw.client import Place, StreamGateway
 from tests.gateway.processes import Process, Running
 from tests.gateway.wire import DONE, Gate, chat, events, refusal, text
 from tests.support.waiting import eventually
@@ -170,6 +171,19 @@ async def test_queued_requests_get_their_position_and_start_in_order(narrow: Gat
         assert events(await last)[-1].data == DONE
         for exchange in running:
             assert events(await exchange.rest())[-1].data == DONE
+
+
+async def test_a_client_is_told_its_place_until_its_answer_begins(narrow: Gate) -> None:
+    told: list[Place | None] = []
+    async with AsyncExitStack() as stack:
+        for k in range(2):
+            exchange = await stack.enter_async_context(narrow.create(chat(100, seed=k, model=NARROW)))
+            await exchange.events(1)
+        client = await stack.enter_async_context(StreamGateway(narrow.url, token=narrow.key))
+        stream = client.create(chat(20, seed=8, model=NARROW), on_place=told.append)
+        async for _ in stream.text():
+            assert told[-1] is None
+    assert told[0] == Place(1, 1, None) and stream.status == "completed"
 
 
 async def until_idle(platform: Running, pool: str) -> None:

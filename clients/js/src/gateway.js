@@ -56,8 +56,8 @@ export class StreamGateway {
   }
 
   /** Starts a generation. `key` is its idempotency key: the same key and body never generate twice. */
-  create(body, { dialect = "openai.chat", key, mode = "tokens", signal, abort } = {}) {
-    return this._open({ body: copied(body), key: key ?? randomId(), dialect, mode, signal, abort });
+  create(body, { dialect = "openai.chat", key, mode = "tokens", signal, abort, onPlace } = {}) {
+    return this._open({ body: copied(body), key: key ?? randomId(), dialect, mode, signal, abort, onPlace });
   }
 
   /** Reads a stream after a cursor (default: from its beginning). */

@@ -105,6 +105,21 @@ export interface ReadOptions {
   abort?: "cancel" | "detach";
 }
 
+/** Where a request waits for a replica: the place `position` of `of` in its pool's queue. */
+export interface Place {
+  position: number;
+  of: number;
+  /** Seconds until a replica that is starting is expected to be ready; null: none is starting. */
+  warmingS: number | null;
+}
+
+export interface CreateOptions extends ReadOptions {
+  /** Idempotency key: the same key and body never generate twice. A random one by default. */
+  key?: string;
+  /** Called with the request's place while it waits in the queue, about once a second, and with null afterwards. */
+  onPlace?: (place: Place | null) => void;
+}
+
 /**
  * One response. It has one reader: `for await (const item of stream)` or `for await (const text of stream.text())`.
  * The iteration ends when the stream completed, is incomplete or was cancelled (see `status`), and throws a
@@ -174,7 +189,7 @@ export class StreamGateway {
   readonly state: State;
   /** Messages of types that this client does not know, because a newer gateway sent them. */
   readonly messagesPassedOver: number;
-  create<Chunk = any>(body: object, options?: ReadOptions & { key?: string }): Stream<Chunk>;
+  create<Chunk = any>(body: object, options?: CreateOptions): Stream<Chunk>;
   subscribe<Chunk = any>(streamId: string, options?: ReadOptions & { after?: string }): Stream<Chunk>;
   cancel(streamId: string): Promise<Ack>;
   input(streamId: string, item: string | object, options?: InputOptions): Promise<Ack>;

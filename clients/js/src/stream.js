@@ -4,11 +4,11 @@ import { deferred, unawaited } from "./deferred.js";
 import { GatewayError, closedError } from "./errors.js";
 import { LIMITS } from "./limits.js";
 import { backoffMs, isWaitedOut } from "./random.js";
-import { BEGINNING, TERMINAL, copied, epochNumber, parseCursor, textOf } from "./wire.js";
+import { BEGINNING, TERMINAL, copied, epochNumber, parseCursor, texts } from "./wire.js";
 
 /** One stream: its frames in order, each once. Iterate it once: `for await (const item of stream)`. */
 export class Stream {
-  constructor(gateway, { id = null, after = BEGINNING, body, key, dialect, mode, signal, abort = "cancel" }) {
+  constructor(gateway, { id = null, after = BEGINNING, body, key, dialect, mode, signal, abort = "cancel", onPlace = null }) {
     if (abort !== "cancel" && abort !== "detach") throw new TypeError(`abort must be "cancel" or "detach"`);
     this.id = id;
     this.key = key ?? null;
@@ -20,6 +20,8 @@ export class Stream {
     this.error = null;
     this.gatewayId = null; // of the gateway that delivers the stream, or did last; null: it is of an older release
     this.attachments = 0; // gateways' sockets that have delivered it, one after another
+    this._onPlace = onPlace;
+    this._place = null; // in the queue
     this._gateway = gateway;
     this._body = body;
     this._mode = mode;
@@ -86,15 +88,8 @@ export class Stream {
   }
 
   /** The answer's text as it grows, of the dialects openai.chat and openai.completions. */
-  async *text() {
-    for await (const item of this) {
-      if (item.type === "input") continue;
-      if (item.type !== "data") {
-        throw new GatewayError(`stream_${item.type}`, `Text already read is no longer the stream's: a ${item.type}.`);
-      }
-      const text = textOf(item.chunks);
-      if (text) yield text;
-    }
+  text() {
+    return texts(this);
   }
 
   /** Stops the generation. Resolves with the gateway's ack; works while disconnected and before the first token. */
@@ -207,13 +202,14 @@ export class Stream {
     } else {
       this._asked = true;
       const create = { t: "create", ch: this._ch, dialect: this.dialect, body: this._body, key: this.key, mode: this._mode };
-      link.send(this._refused ? { ...create, retry: this._refused } : create);
+      link.send({ ...create, ...(this._refused && { retry: this._refused }), ...(this._onPlace && { queued: true }) });
     }
   }
 
   _detach(tell) {
     clearTimeout(this._lagTimer);
     this._lagTimer = null;
+    this._setPlace(null); // who reads on after a cut is not told
     const link = this._link;
     this._link = null;
     link?.release(this._ch, tell);
@@ -262,6 +258,8 @@ export class Stream {
         return this._receiveReset(message);
       case "steered":
         return this._receiveInput(message);
+      case "queued":
+        return this._setPlace({ position: message.position, of: message.of, warmingS: message.warming_s ?? null });
       default:
         this._gateway.messagesPassedOver += 1; // a newer gateway may say more than we know
         return undefined;
@@ -289,7 +287,14 @@ export class Stream {
     this.attachments += 1;
   }
 
+  _setPlace(place) {
+    if (!this._onPlace || (!place && !this._place)) return;
+    this._place = place;
+    this._onPlace(place);
+  }
+
   _accept(seq) {
+    this._setPlace(null);
     this._tail = { n: this._epoch, s: seq };
     this._tries = 0;
   }

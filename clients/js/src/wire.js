@@ -39,3 +39,15 @@ export function textOf(chunks) {
   }
   return text;
 }
+
+/** The text that items add. Throws at a gap or a reset. */
+export async function* texts(items) {
+  for await (const item of items) {
+    if (item.type === "input") continue;
+    if (item.type !== "data") {
+      throw new GatewayError(`stream_${item.type}`, `Text already read is no longer the stream's: a ${item.type}.`);
+    }
+    const text = textOf(item.chunks);
+    if (text) yield text;
+  }
+}

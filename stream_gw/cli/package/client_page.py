@@ -44,7 +44,7 @@ Generated from the docstrings by `python -m stream_gw.cli.package.client_page`; 
 Exported names are stable ([versions](versioning.md)).
 """
 _ORDER = (
-    "StreamGateway", "Stream", "Data", "InputResult", "Gap", "Reset", "Ack", "GatewayError", "ConnectionLost",
+    "StreamGateway", "Stream", "Data", "InputResult", "Gap", "Reset", "Place", "Ack", "GatewayError", "ConnectionLost",
     "StreamBroken", "Position",
 )  # fmt: skip
 _OTHERS = {

@@ -22,6 +22,7 @@ export class Answer {
     this.isResuming = Boolean(message.stream);
     this.isOver = false;
     this.isStopping = false;
+    this.place = null; // in the queue
     this.isAbandoned = false; // stopped before its request was made
     this.abandon = () => {};
     this.askedAt = message.stream || message.wasSent ? null : performance.now();
@@ -58,7 +59,7 @@ export class Answer {
       const body = await Promise.race([this.makeBody(), new Promise((resolve) => (this.abandon = resolve))]);
       if (this.isAbandoned) return "cancelled";
       message.wasSent = true;
-      stream = gateway.create(body, { key: message.key, mode });
+      stream = gateway.create(body, { key: message.key, mode, onPlace: (place) => this.waits(place) });
     }
     this.stream = stream;
     if (after === BEGINNING && message.text) this.forget();
@@ -80,6 +81,11 @@ export class Answer {
     message.cursor = stream.cursor;
     message.usage = stream.usage;
     return stream.status;
+  }
+
+  waits(place) {
+    this.place = place;
+    this.onChange(this);
   }
 
   restart() {

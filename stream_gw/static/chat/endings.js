@@ -27,10 +27,15 @@ export function ending({ status, finish, stopReason, usage }) {
   return status === "completed" ? (FINISHES[finish] ?? "") : "";
 }
 
-/** What keeps a running answer from growing; `link` is the connection's state. */
-export function hindrance(message, link) {
+/** What keeps a running answer from growing; `link` is the connection's state, `place` where the request waits. */
+export function hindrance(message, link, place) {
   if (!isRunning(message)) return "";
-  return (message.status === "starting" ? UNSENT : LINKS)[link] ?? "";
+  return (message.status === "starting" ? UNSENT : LINKS)[link] ?? (place ? waiting(place) : "");
+}
+
+function waiting({ position, of, warmingS }) {
+  const starts = warmingS === null ? "" : ` A replica is starting; it needs about ${Math.max(warmingS, 1)} s.`;
+  return `Waiting for a free replica: ${position} of ${of} in the queue.${starts}`;
 }
 
 const seconds = (ms) => `${(ms / 1000).toFixed(ms < 9950 ? 2 : 0)} s`;

@@ -251,6 +251,7 @@ function onAnswer(answer) {
   const { message } = answer;
   const view = views.get(message.id);
   if (view) view.isStopping = answer.isStopping && !answer.isOver;
+  if (view) view.place = answer.place;
   view?.schedule(message, scrollOn);
   const seen = `${answer.isOver} ${answer.isResuming} ${answer.isStopping} ${message.model} ${message.fingerprint}`;
   if (seen === answer.seen) return; // nothing but its text has changed

@@ -31,6 +31,7 @@ export class MessageView {
     else this.body = new AnswerBody(this.note, actions.sendInput ?? null);
     this.makeButtons();
     this.isStopping = false;
+    this.place = null; // in the queue
     this.link = "connected"; // the connection's state, which a running answer tells where its text is
     this.frame = 0;
     this.costMs = 0;
@@ -161,7 +162,7 @@ export class MessageView {
   }
 
   showNote(message) {
-    const held = this.isStopping ? "Stopping…" : hindrance(message, this.link);
+    const held = this.isStopping ? "Stopping…" : hindrance(message, this.link, this.place);
     const state = [message.status, message.hasGap, held, ending(message), message.error?.message].join("\n");
     if (state === this.noted) return;
     this.noted = state;
