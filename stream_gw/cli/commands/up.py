@@ -159,7 +159,8 @@ async def _watch(running: Platform, stop: asyncio.Event) -> None:
     while not stop.is_set():
         await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
         for task in [task for task in ended if task.done()]:
-            _say(f"process {ended.pop(task).pid} ended with {task.result()}")
+            pid = ended.pop(task).pid
+            _say(f"process {pid} ended with {task.result()}: {await running.last_words(pid)}")
     stopping.cancel()
     for task in ended:
         task.cancel()

@@ -90,9 +90,13 @@ class Children:
             raise ChildFailed(f"{child.name}: {error or f'ended at its start with exit code {code}'}")
         return process, json.loads(line)
 
-    def error_of(self, pid: int) -> str:
-        """Return the name of the child with this process id, and the error line that it has written."""
-        child = next(each for each in self._children if each.process.pid == pid)
+    async def last_words(self, pid: int) -> str:
+        """Return the name of the ended child with this process id, and the line in which it said why; empty: none."""
+        child = next((each for each in self._children if each.process.pid == pid), None)
+        if child is None:
+            return ""
+        if child.relay is not None:
+            await asyncio.wait([child.relay], timeout=_LAST_WORDS_S)
         return f"{child.name}: {child.error}" if child.error else child.name
 
     @property

@@ -86,6 +86,11 @@ class Platform:
         """Names of the child processes that have not ended."""
         return [name for group in self.children for name in group.alive]
 
+    async def last_words(self, pid: int) -> str:
+        """Return the name of an ended process, and the line in which it said why."""
+        told = [await group.last_words(pid) for group in self.children]
+        return "".join(told) or "redis"
+
     def kill(self) -> None:
         """Kill every child process, when the user does not want to wait."""
         for group in self.children:
