@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from playwright.async_api import Browser, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
+from tests.client.fake_gateway import KEY
 from tests.support.missing import missing
 
 PATIENCE_MS = 30_000
@@ -45,3 +46,15 @@ async def chromium() -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+async def open_page(context: BrowserContext, path: str = f"/#key={KEY}") -> Page:
+    page = await context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    # A violation of the content security policy shows only here.
+    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+    page.errors = errors  # type: ignore[attr-defined]
+    await page.goto(path)
+    return page

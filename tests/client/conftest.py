@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, Page
 
+from tests.client.browser import open_page
 from tests.client.contract import Target
 from tests.client.fake_gateway import KEY, FakeGateway
 
@@ -14,6 +16,20 @@ from tests.client.fake_gateway import KEY, FakeGateway
 async def fake() -> AsyncIterator[FakeGateway]:
     async with FakeGateway().serve() as gateway:
         yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def context(browser: Browser, fake: FakeGateway) -> AsyncIterator[BrowserContext]:
+    context = await browser.new_context(base_url=fake.url)
+    yield context
+    await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(context: BrowserContext) -> AsyncIterator[Page]:
+    page = await open_page(context)
+    yield page
+    assert page.errors == []  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from tests.client.browser import open_page
 from tests.client.fake_gateway import KEY, FakeGateway
 from tests.client.test_chat_features import PYTHON, file, png, settle, shared
-from tests.client.test_chat_page import answer, ask, open_page
+from tests.client.test_chat_page import answer, ask
 
 pytestmark = pytest.mark.platform
 

@@ -15,8 +15,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import BrowserContext, FilePayload, Page, Route, expect
 
+from tests.client.browser import open_page
 from tests.client.fake_gateway import KEY, FakeGateway
-from tests.client.test_chat_page import UNDO_IS_OVER, WHOLE, answer, ask, context, open_page, page  # noqa: F401
+from tests.client.test_chat_page import UNDO_IS_OVER, WHOLE, answer, ask
 
 pytestmark = pytest.mark.platform
 
@@ -29,14 +30,14 @@ def said(body: dict[str, Any]) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in body["messages"]]
 
 
-async def done(page: Page) -> None:  # noqa: F811
+async def done(page: Page) -> None:
     await expect(page.locator("#send")).to_be_visible()
 
 
 # --- copy, regenerate, edit ------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_copied(page: Page, context: BrowserContext) -> None:  # noqa: F811
+async def test_a_message_is_copied(page: Page, context: BrowserContext) -> None:
     await context.grant_permissions(["clipboard-read", "clipboard-write"])
     await ask(page, "say:**Bold** answer")
     await done(page)
@@ -48,7 +49,7 @@ async def test_a_message_is_copied(page: Page, context: BrowserContext) -> None:
     assert await page.evaluate("navigator.clipboard.readText()") == "say:**Bold** answer"
 
 
-async def test_another_answer_keeps_the_first(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_another_answer_keeps_the_first(page: Page, fake: FakeGateway) -> None:
     await ask(page, "say:First")
     await done(page)
     await page.click("button[aria-label='Answer again']")
@@ -63,7 +64,7 @@ async def test_another_answer_keeps_the_first(page: Page, fake: FakeGateway) -> 
     await expect(page.locator("article.assistant .pager")).to_have_text("1 / 2")
 
 
-async def test_an_edit_makes_a_branch_and_the_first_stays(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_an_edit_makes_a_branch_and_the_first_stays(page: Page, fake: FakeGateway) -> None:
     for text in ("say:one", "say:two", "say:three"):
         await ask(page, text)
         await done(page)
@@ -90,7 +91,7 @@ async def test_an_edit_makes_a_branch_and_the_first_stays(page: Page, fake: Fake
     await expect(page.locator("article .content")).to_have_text([*first, "say:four", "four"])
 
 
-async def test_escape_leaves_an_edit_and_the_answer(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_escape_leaves_an_edit_and_the_answer(page: Page, fake: FakeGateway) -> None:
     await ask(page, "say:one")
     await done(page)
     await page.hover("article.user")
@@ -103,10 +104,10 @@ async def test_escape_leaves_an_edit_and_the_answer(page: Page, fake: FakeGatewa
 
 
 async def test_a_conversation_of_an_earlier_release_is_shown_and_goes_on(
-    context: BrowserContext,  # noqa: F811
+    context: BrowserContext,
     fake: FakeGateway,
 ) -> None:
-    page = await open_page(context, "/")  # noqa: F811
+    page = await open_page(context, "/")
     messages = [
         {"id": "a", "role": "user", "text": "Old", "status": "done", "revision": 0},
         {"id": "b", "role": "assistant", "text": "Gold", "status": "completed", "cursor": "1-2", "revision": 0},
@@ -130,7 +131,7 @@ async def test_a_conversation_of_an_earlier_release_is_shown_and_goes_on(
 # --- settings of a conversation --------------------------------------------------------------------------------
 
 
-async def settle(page: Page, **fields: str) -> None:  # noqa: F811
+async def settle(page: Page, **fields: str) -> None:
     await page.click("#open-settings")
     await expect(page.locator("#settings")).to_be_visible()
     for name, value in fields.items():
@@ -138,7 +139,7 @@ async def settle(page: Page, **fields: str) -> None:  # noqa: F811
     await page.click("#settings .primary")
 
 
-async def test_settings_belong_to_one_conversation(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_settings_belong_to_one_conversation(page: Page, fake: FakeGateway) -> None:
     await settle(page, system="Answer in verse.", temperature="0.3")
     await ask(page, "say:one")
     await done(page)
@@ -163,7 +164,7 @@ async def test_settings_belong_to_one_conversation(page: Page, fake: FakeGateway
     assert bodies(fake)[-1]["max_tokens"] == 7 and said(bodies(fake)[-1])[0] == ("user", "say:one")
 
 
-async def test_a_temperature_out_of_range_is_not_saved(page: Page) -> None:  # noqa: F811
+async def test_a_temperature_out_of_range_is_not_saved(page: Page) -> None:
     await page.click("#open-settings")
     await page.fill("#temperature", "3")
     await page.click("#settings .primary")
@@ -174,7 +175,7 @@ async def test_a_temperature_out_of_range_is_not_saved(page: Page) -> None:  # n
 
 
 async def test_settings_changed_before_the_request_is_repeated_do_not_change_it(
-    page: Page,  # noqa: F811
+    page: Page,
     fake: FakeGateway,
 ) -> None:
     """The repeat must be the same JSON value, or its idempotency key is refused."""
@@ -194,7 +195,7 @@ async def test_settings_changed_before_the_request_is_repeated_do_not_change_it(
 # --- conversations ---------------------------------------------------------------------------------------------
 
 
-async def test_conversations_are_renamed(page: Page) -> None:  # noqa: F811
+async def test_conversations_are_renamed(page: Page) -> None:
     await ask(page, "say:one")
     await done(page)
     await page.hover("#conversations li")
@@ -210,7 +211,7 @@ async def test_conversations_are_renamed(page: Page) -> None:  # noqa: F811
     await expect(page.locator("#conversations .row")).to_have_text("Verses")
 
 
-async def test_conversations_are_found_by_title_and_by_text(page: Page) -> None:  # noqa: F811
+async def test_conversations_are_found_by_title_and_by_text(page: Page) -> None:
     for text in ("say:All that I want to know of the longest rivers of Europe: the Rhine", "say:Mountains"):
         await page.click("#new")
         await ask(page, text)
@@ -228,7 +229,7 @@ async def test_conversations_are_found_by_title_and_by_text(page: Page) -> None:
 
 
 async def test_a_deleted_conversation_is_restored_with_its_running_answer(
-    page: Page,  # noqa: F811
+    page: Page,
     fake: FakeGateway,
 ) -> None:
     await ask(page, "say:Older")
@@ -250,7 +251,7 @@ async def test_a_deleted_conversation_is_restored_with_its_running_answer(
     assert [stream.status for stream in fake.streams.values()] == ["completed", "completed"]
 
 
-async def test_a_deleted_conversation_goes_for_good_by_itself(page: Page) -> None:  # noqa: F811
+async def test_a_deleted_conversation_goes_for_good_by_itself(page: Page) -> None:
     await ask(page, "say:one")
     await done(page)
     await page.hover("#conversations li")
@@ -286,12 +287,12 @@ SIZE = """async (url) => {
 }"""
 
 
-async def test_images_are_offered_only_where_the_model_takes_them(page: Page) -> None:  # noqa: F811
+async def test_images_are_offered_only_where_the_model_takes_them(page: Page) -> None:
     await expect(page.locator("#attach")).to_be_hidden()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def seeing(context: BrowserContext, fake: FakeGateway) -> AsyncIterator[Page]:  # noqa: F811
+async def seeing(context: BrowserContext, fake: FakeGateway) -> AsyncIterator[Page]:
     """A page whose model takes images."""
     fake.modalities = ["text", "image"]
     opened = await open_page(context)
@@ -405,7 +406,7 @@ async def test_images_are_erased_with_their_conversation(seeing: Page) -> None:
 # --- figures and endings ---------------------------------------------------------------------------------------
 
 
-async def test_an_answer_tells_its_figures(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_an_answer_tells_its_figures(page: Page, fake: FakeGateway) -> None:
     fake.token_delay_s = 0.02
     await ask(page, "Hello")
     await done(page)
@@ -422,7 +423,7 @@ async def test_an_answer_tells_its_figures(page: Page, fake: FakeGateway) -> Non
     assert 0 < speed < 400, "40 tokens 20 ms apart, of which a busy machine may deliver some together"
 
 
-async def test_an_interrupted_answer_has_no_speed(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_an_interrupted_answer_has_no_speed(page: Page, fake: FakeGateway) -> None:
     """A replay is faster than the model, and a pause of the network slower."""
     fake.hold_at = 12
     await ask(page, "Hello")
@@ -448,7 +449,7 @@ async def test_an_answer_tells_why_it_ended(
     status: str,
     stop_reason: str | None,
     note: str,
-    page: Page,  # noqa: F811
+    page: Page,
     fake: FakeGateway,
 ) -> None:
     fake.finish, fake.stop_reason, fake.ends = finish, stop_reason, status
@@ -460,8 +461,8 @@ async def test_an_answer_tells_why_it_ended(
 
 
 async def test_offline_is_said_where_the_text_is(
-    page: Page,  # noqa: F811
-    context: BrowserContext,  # noqa: F811
+    page: Page,
+    context: BrowserContext,
     fake: FakeGateway,
 ) -> None:
     fake.hold_at = 12
@@ -483,7 +484,7 @@ async def test_offline_is_said_where_the_text_is(
     await expect(answer(page)).to_have_text("Later")
 
 
-async def test_another_gateway_and_another_replica_are_noted(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_another_gateway_and_another_replica_are_noted(page: Page, fake: FakeGateway) -> None:
     fake.hold_at = 12
     await ask(page, "Hello")
     await expect(answer(page)).to_contain_text("word12")
@@ -508,7 +509,7 @@ async def test_another_gateway_and_another_replica_are_noted(page: Page, fake: F
 
 
 async def test_a_prompt_sent_before_the_models_are_known_waits_for_them(
-    context: BrowserContext,  # noqa: F811
+    context: BrowserContext,
     fake: FakeGateway,
 ) -> None:
     known = asyncio.Event()
@@ -518,7 +519,7 @@ async def test_a_prompt_sent_before_the_models_are_known_waits_for_them(
         await route.continue_()
 
     await context.route("**/v1/models", late)
-    page = await open_page(context)  # noqa: F811
+    page = await open_page(context)
     await ask(page, "say:one")
     await expect(page.locator("article.waiting")).to_be_visible()
     assert not bodies(fake)
@@ -541,10 +542,10 @@ class NoModels:
         await route.fulfill(status=503, json={"error": error})
 
 
-async def test_a_list_of_models_that_failed_is_asked_for_again(context: BrowserContext, fake: FakeGateway) -> None:  # noqa: F811
+async def test_a_list_of_models_that_failed_is_asked_for_again(context: BrowserContext, fake: FakeGateway) -> None:
     outage = NoModels()
     await context.route("**/v1/models", outage)
-    page = await open_page(context)  # noqa: F811
+    page = await open_page(context)
     await expect(page.locator("#notice")).to_have_text("The list of models could not be loaded: Redis is away.")
     await ask(page, "say:one")
     await expect(page.locator("article.waiting")).to_be_visible()
@@ -554,10 +555,10 @@ async def test_a_list_of_models_that_failed_is_asked_for_again(context: BrowserC
     assert bodies(fake)[0]["model"] == fake.model
 
 
-async def test_an_answer_that_waits_for_the_models_is_stopped(context: BrowserContext, fake: FakeGateway) -> None:  # noqa: F811
+async def test_an_answer_that_waits_for_the_models_is_stopped(context: BrowserContext, fake: FakeGateway) -> None:
     outage = NoModels()
     await context.route("**/v1/models", outage)
-    page = await open_page(context)  # noqa: F811
+    page = await open_page(context)
     await ask(page, "say:one")
     await page.click("#stop")
     await expect(page.locator("article.assistant .note")).to_have_text("Stopped")
@@ -584,7 +585,7 @@ let x = 1
 """
 
 
-async def test_code_gets_colours_only_when_there_is_code(page: Page) -> None:  # noqa: F811
+async def test_code_gets_colours_only_when_there_is_code(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(urlsplit(request.url).path))
     await ask(page, "say:No code here. ```\nplain\n```")
@@ -613,13 +614,13 @@ async def test_code_gets_colours_only_when_there_is_code(page: Page) -> None:  #
 # --- links -----------------------------------------------------------------------------------------------------
 
 
-async def shared(page: Page, fake: FakeGateway) -> str:  # noqa: F811
+async def shared(page: Page, fake: FakeGateway) -> str:
     await page.click("article.assistant .share")
     await expect(page.locator("#share-copy")).to_be_enabled()
     return await page.input_value("#share-link")
 
 
-async def test_a_link_carries_a_token_of_its_own(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_a_link_carries_a_token_of_its_own(page: Page, fake: FakeGateway) -> None:
     fake.hold_at = 12
     await ask(page, "Hello")
     await expect(answer(page)).to_contain_text("word12")
@@ -636,7 +637,7 @@ async def test_a_link_carries_a_token_of_its_own(page: Page, fake: FakeGateway) 
     await expect(page.locator(".share")).to_be_hidden()
 
 
-async def test_only_the_tab_with_the_key_makes_links(page: Page, context: BrowserContext, fake: FakeGateway) -> None:  # noqa: F811
+async def test_only_the_tab_with_the_key_makes_links(page: Page, context: BrowserContext, fake: FakeGateway) -> None:
     fake.hold_at = 12
     await ask(page, "Hello")
     await expect(answer(page)).to_contain_text("word12")
@@ -655,8 +656,8 @@ async def test_only_the_tab_with_the_key_makes_links(page: Page, context: Browse
         (f"stream=resp_1&token={KEY}", "This answer is no longer kept."),
     ],
 )
-async def test_a_link_that_does_not_work_says_why(fragment: str, text: str, context: BrowserContext) -> None:  # noqa: F811
-    page = await open_page(context, f"/watch#{fragment}")  # noqa: F811
+async def test_a_link_that_does_not_work_says_why(fragment: str, text: str, context: BrowserContext) -> None:
+    page = await open_page(context, f"/watch#{fragment}")
     await expect(page.locator("#log")).to_have_text(text)
     assert page.errors == []  # type: ignore[attr-defined]
 
@@ -664,7 +665,7 @@ async def test_a_link_that_does_not_work_says_why(fragment: str, text: str, cont
 # --- keyboard and motion ---------------------------------------------------------------------------------------
 
 
-async def test_the_order_of_focus(page: Page) -> None:  # noqa: F811
+async def test_the_order_of_focus(page: Page) -> None:
     await ask(page, "say:one")
     await done(page)
     await page.evaluate("document.querySelector('.skip').focus()")
@@ -681,8 +682,8 @@ async def test_the_order_of_focus(page: Page) -> None:  # noqa: F811
     ]
 
 
-async def test_reduced_motion_stops_every_animation(context: BrowserContext, fake: FakeGateway) -> None:  # noqa: F811
-    page = await open_page(context)  # noqa: F811
+async def test_reduced_motion_stops_every_animation(context: BrowserContext, fake: FakeGateway) -> None:
+    page = await open_page(context)
     await page.emulate_media(reduced_motion="reduce")
     fake.hold_at = 5
     await ask(page, "Hello")

@@ -1,44 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, Route, expect
 
-from tests.client.browser import PATIENCE_MS
+from tests.client.browser import open_page
 from tests.client.fake_gateway import KEY, FakeGateway
 
 pytestmark = pytest.mark.platform
 
 WHOLE = " ".join(f"word{n}" for n in range(1, 41))
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def context(browser: Browser, fake: FakeGateway) -> AsyncIterator[BrowserContext]:
-    context = await browser.new_context(base_url=fake.url)
-    yield context
-    await context.close()
-
-
-async def open_page(context: BrowserContext, path: str = f"/#key={KEY}") -> Page:
-    page = await context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    # A violation of the content security policy shows only here.
-    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
-    page.errors = errors  # type: ignore[attr-defined]
-    await page.goto(path)
-    return page
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def page(context: BrowserContext) -> AsyncIterator[Page]:
-    page = await open_page(context)
-    yield page
-    assert page.errors == []  # type: ignore[attr-defined]
 
 
 async def ask(page: Page, text: str) -> None:

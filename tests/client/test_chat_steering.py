@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
+from tests.client.browser import open_page
 from tests.client.fake_gateway import FakeGateway
 from tests.client.test_chat_features import bodies, said
-from tests.client.test_chat_page import ask, context, open_page, page  # noqa: F401
+from tests.client.test_chat_page import ask
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.platform
@@ -17,20 +18,20 @@ pytestmark = pytest.mark.platform
 FIRST = "word1 word2 word3 word4 word5"
 
 
-async def begun(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def begun(page: Page, fake: FakeGateway) -> None:
     """An answer that has five words and waits."""
     fake.hold_at = 5
     await ask(page, "Hello")
     await expect(page.locator("article.assistant .content").first).to_have_text(FIRST)
 
 
-async def whole(page: Page, *texts: str) -> None:  # noqa: F811
+async def whole(page: Page, *texts: str) -> None:
     """The answer's texts, each input after the one that it cut."""
     await expect(page.locator("article.assistant :is(.content, .inputs .input p)")).to_have_text(list(texts))
 
 
 async def test_an_input_stands_where_it_was_applied_and_the_next_answer_follows(
-    page: Page,  # noqa: F811
+    page: Page,
     fake: FakeGateway,
 ) -> None:
     await begun(page, fake)
@@ -62,7 +63,7 @@ async def test_an_input_stands_where_it_was_applied_and_the_next_answer_follows(
     ]
 
 
-async def test_an_input_before_a_reload_is_sent_once(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_an_input_before_a_reload_is_sent_once(page: Page, fake: FakeGateway) -> None:
     await begun(page, fake)
     fake.faults.drop_acks = 1
     await ask(page, "say:Once")
@@ -74,7 +75,7 @@ async def test_an_input_before_a_reload_is_sent_once(page: Page, fake: FakeGatew
     assert list(fake.inputs.values()) == ["say:Once"]
 
 
-async def test_a_replay_has_the_input_in_its_place(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_a_replay_has_the_input_in_its_place(page: Page, fake: FakeGateway) -> None:
     await begun(page, fake)
     await ask(page, "say:Two words")
     await whole(page, FIRST, "say:Two words", "")
@@ -86,8 +87,8 @@ async def test_a_replay_has_the_input_in_its_place(page: Page, fake: FakeGateway
 
 
 async def test_several_inputs_and_another_tab(
-    page: Page,  # noqa: F811
-    context: BrowserContext,  # noqa: F811
+    page: Page,
+    context: BrowserContext,
     fake: FakeGateway,
 ) -> None:
     await begun(page, fake)
@@ -104,7 +105,7 @@ async def test_several_inputs_and_another_tab(
 
 
 async def test_an_input_that_is_refused_is_kept_and_can_be_sent_by_itself(
-    page: Page,  # noqa: F811
+    page: Page,
     fake: FakeGateway,
 ) -> None:
     await begun(page, fake)
@@ -120,7 +121,7 @@ async def test_an_input_that_is_refused_is_kept_and_can_be_sent_by_itself(
     await expect(left).to_have_count(0)
 
 
-async def test_an_input_that_comes_after_the_end_is_kept(page: Page, fake: FakeGateway) -> None:  # noqa: F811
+async def test_an_input_that_comes_after_the_end_is_kept(page: Page, fake: FakeGateway) -> None:
     await begun(page, fake)
     fake.faults.silent = True  # the end does not reach the page
     fake.release()

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
+from tests.client.browser import open_page
 from tests.client.fake_gateway import KEY
-from tests.client.test_chat_page import (  # noqa: F401
-    WHOLE,
-    answer,
-    ask,
-    context,
-    open_page,
-    page,
-)
+from tests.client.test_chat_page import WHOLE, answer, ask
 
 pytestmark = pytest.mark.platform
 
@@ -36,9 +30,9 @@ FIREFOX = """
 
 
 @pytest.mark.parametrize("script", ["", FIREFOX], ids=["chromium", "firefox"])
-async def test_a_full_storage_ends_no_conversation(script: str, context: BrowserContext) -> None:  # noqa: F811
+async def test_a_full_storage_ends_no_conversation(script: str, context: BrowserContext) -> None:
     await context.add_init_script(script)
-    page = await open_page(context, "/")  # noqa: F811
+    page = await open_page(context, "/")
     await page.evaluate(FILL)
     await page.fill("#key", KEY)
     await page.press("#key", "Enter")
@@ -52,7 +46,7 @@ async def test_a_full_storage_ends_no_conversation(script: str, context: Browser
     assert page.errors == []  # type: ignore[attr-defined]
 
 
-async def test_a_full_storage_gives_up_another_conversation_than_the_one_written(page: Page) -> None:  # noqa: F811
+async def test_a_full_storage_gives_up_another_conversation_than_the_one_written(page: Page) -> None:
     for question in ("Oldest", "Middle", "Newest"):
         await page.click("#new")
         await ask(page, question)
@@ -76,9 +70,9 @@ DENIED = """
 """
 
 
-async def test_without_a_storage_the_page_works_until_it_is_left(context: BrowserContext) -> None:  # noqa: F811
+async def test_without_a_storage_the_page_works_until_it_is_left(context: BrowserContext) -> None:
     await context.add_init_script(DENIED)
-    page = await open_page(context)  # noqa: F811
+    page = await open_page(context)
     await expect(page.locator("#notice")).to_contain_text("stores nothing")
     await ask(page, "Hello")
     await expect(answer(page)).to_have_text(WHOLE)
@@ -90,8 +84,8 @@ async def test_without_a_storage_the_page_works_until_it_is_left(context: Browse
 
 
 @pytest.mark.parametrize("path", ["/ops", "/docs", "/watch"])
-async def test_other_pages_need_no_storage(path: str, context: BrowserContext) -> None:  # noqa: F811
+async def test_other_pages_need_no_storage(path: str, context: BrowserContext) -> None:
     await context.add_init_script(DENIED)
-    page = await open_page(context, path)  # noqa: F811
+    page = await open_page(context, path)
     await page.wait_for_load_state("networkidle")
     assert page.errors == []  # type: ignore[attr-defined]
