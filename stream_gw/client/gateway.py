@@ -345,4 +345,5 @@ def socket_url(url: str) -> str:
 async def _wait_until_set(event: asyncio.Event, timeout_s: float) -> None:
     """Wait until the event is set, at most ``timeout_s``."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

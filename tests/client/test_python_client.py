@@ -677,3 +677,11 @@ async def test_any_mix_of_faults_delivers_each_frame_once(seed: int, fake: FakeG
 
         await asyncio.gather(*(one(number) for number in range(3)))
     assert len(fake.streams) == 3
+
+
+async def test_a_client_that_is_woken_as_it_closes_ends(target: Target) -> None:
+    """Its pause and the cancel end in the same loop turn, and the cancel counts."""
+    async with asyncio.timeout(5), target.gateway("http://127.0.0.1:1", random=lambda: 0.9) as gateway:
+        await eventually(lambda: gateway.state == "reconnecting")
+        gateway.wake()
+        await asyncio.sleep(0)

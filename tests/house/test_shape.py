@@ -43,6 +43,12 @@ def test_no_function_is_longer_than_a_screen() -> None:
     assert not [found for found in _sizes(ast.FunctionDef, ast.AsyncFunctionDef) if found[1] > FUNCTION_LINES]
 
 
+def test_no_wait_loses_a_cancel() -> None:
+    """Until Python 3.12 ``asyncio.wait_for`` goes on when its task is cancelled as its future is done: take
+    ``asyncio.timeout``."""
+    assert not [f"{path}" for path in modules() if "asyncio.wait_for(" in text(path)]
+
+
 def _sizes(*kinds: type[ast.AST]) -> Iterator[tuple[str, int]]:
     """(place, lines) of each definition of these kinds."""
     for path in modules():

@@ -63,12 +63,21 @@ async def check_redis(report: Report, redis_url: str, partitions: int | None = N
                 await primary.ping()
                 await _check_primary(report, url, address, primary)
     except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        _notice_cancel()
         login = isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
         remedy = await _remedy(redis_url) or f"{error or 'it does not answer'}; {_REMEDY}"
         report.missing(f"{'a login to ' if login else ''}Redis at {where}", remedy)
         return False
+    _notice_cancel()
     await _check_fleet(report, redis_url, where, partitions)
     return True
+
+
+def _notice_cancel() -> None:
+    """End a check that Ctrl-C has ended: until Python 3.12, ``asyncio.wait_for``, which redis-py uses, may go on."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _remedy(redis_url: str) -> str:

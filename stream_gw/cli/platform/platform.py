@@ -185,7 +185,8 @@ async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stder
         if options.replicas:
             # A gateway that dies here is reported with the other children; one that stays without a model still serves
             with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-                await asyncio.wait_for(_models_are_listed(running), _MODELS_S)
+                async with asyncio.timeout(_MODELS_S):
+                    await _models_are_listed(running)
         yield running
 
 
