@@ -28,7 +28,8 @@ class Authority:
         self._openssl = find_binary("openssl")
         self._folder = folder
         self._own = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
-        self._run("req", "-x509", *self._new(self._own, name), "-out", self.ca, "-days", "2")
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 trusts no authority without it
+        self._run("req", "-x509", *self._new(self._own, name), "-out", self.ca, "-days", "2", *usage)
         self.server = self.issue(f"{name}-server", _LOOPBACK)
         self.client = self.issue(f"{name}-client")
 
