@@ -234,13 +234,15 @@ class Failover:
         """Report the bill of a stream that has ended, if nobody else reports it.
 
         A dead replica's stream is taken off its list after its bill. So whoever ended one that is still on the list
-        has not come so far. A living replica bills what ended in its own epoch, such as a cancelled stream.
+        has not come so far. A living replica bills what ended in its own epoch, such as a cancelled stream, and what
+        was cancelled after a takeover whose rescuer has died: the stream is still on its list.
         """
         stream = work.request.stream
         (head,) = await self._streams.heads(partition_of(stream, self._streams.partitions), [stream], None)
         if head is None or head.status == "live":
             return
-        if dead:
+        taken_over = head.replica is None and head.epoch != work.parsed_epoch()
+        if dead or (taken_over and head.cancelled_at >= 0):
             due = await self._pools.holder(pool, stream) == replica
         else:  # its list does not tell: it lists what it runs
             due = head.epoch.nonce == self._unbilled.get(stream)

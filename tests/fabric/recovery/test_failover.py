@@ -327,6 +327,18 @@ async def test_a_cancel_after_an_unfinished_takeover_has_one_bill(pool: Pool) ->
     assert await setting.bills(stream, lost) == [(":end", "cancelled", 7)]
 
 
+async def test_a_cancel_between_two_producers_is_billed_by_the_one_that_comes_back(pool: Pool) -> None:  # noqa: F811
+    """The rescuer has died after its takeover, so the stream is still on the first producer's list."""
+    setting, lost = Billed(pool), replica("lost")
+    await pool.renew(lost)
+    stream = await setting.produced(lost)
+    assert await setting.log.takeover(stream, Epoch(1, "aa"), "bb") is not None
+    assert (await setting.log.cancel(stream, ACME)).result == "accepted"
+    for _ in range(2):
+        await setting.rescuer().rescue(pool.name, lost, stream, LOST)
+    assert await setting.bills(stream, lost) == [(":end", "cancelled", 7)]
+
+
 @pytest.mark.parametrize("meta", [b"{}", b"of another version", None])
 @pytest.mark.parametrize("way", ["rescue", "orphan"])
 async def test_a_stream_whose_request_is_lost_is_billed_by_its_meta(pool: Pool, way: str, meta: bytes | None) -> None:  # noqa: F811
