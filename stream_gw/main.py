@@ -23,6 +23,7 @@ from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
+from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -36,6 +37,7 @@ from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.redis.tenancy.responses import RedisResponses
 from stream_fabric.redis.tenancy.tenants import RedisTenants
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from stream_fabric.stream.ids import GatewayId
 from stream_fabric.system_errors import reason
 from stream_gw.auth import Authenticator, KeyStore, TenantFeed, dev_record, read_keys_file
@@ -202,13 +204,16 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     gateway = Gateway(parts)
     edge = Edge(gateway, metrics, access, local_stats, process.tenancy)
     sources = (hub.subscription, clock, settlements, directory, positions, rejections)
-    reporter = FailoverReporter(CountingSink(metrics.receive, sink), clock, log)
+    unbilled = RedisUnbilled(client, process.partitions)
+    reporter = FailoverReporter(CountingSink(metrics.receive, sink), clock, log, unbilled)
     upkeep = [
         *(source.run() for source in sources),
         Watchdog(hub, directory.produces, Failover(cells, log, clock, random, reporter)).run(),
         edge.sweep(),
         edge.end_recalled_links(),
         LeaseReaper(cells, log, clock, random, reporter).run(),
+        reporter.run(),
+        LateBills(log, unbilled, reporter, random).run(),
         *([] if feed is None else [feed.run(edge.receive_revoked)]),
     ]
     background = [tasks.create_task(work) for work in upkeep]

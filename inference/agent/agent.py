@@ -59,10 +59,10 @@ class Agent:
         self.status = status = ReplicaStatus(engine, events, standby=policy.standby, bills=ports.bills)
         self.load = load = LoadTracker(engine, running, events)
         self.lease = lease = Lease(policy.lease, replica, ports.pools, running, status, load, events, tasks)
+        self._reporter = reporter = FailoverReporter(ports.events, ports.clock, ports.log, ports.unbilled)
         self.streams = streams = Streams(
             running, lease, load, AttemptEvents(ports.events, ports.clock, replica, policy.lease)
         )
-        reporter = FailoverReporter(ports.events, ports.clock, ports.log)
         failover = Failover(ports.pools, ports.log, ports.clock, ports.random, reporter)
         self._handover = Handover(policy.lease, replica, engine, ports, failover, status, streams, tasks)
         budgets = BudgetExtender(
@@ -96,6 +96,7 @@ class Agent:
                     tasks.create_task(self._lifecycle.watch_engine(), name="engine"),
                     tasks.create_task(self._sleep.run(), name="sleep"),
                     tasks.create_task(self._batch_yield.run(), name="batch yield"),
+                    tasks.create_task(self._reporter.run(), name="bills"),
                 ]
                 self.ready.set()
                 await self.status.draining.wait()

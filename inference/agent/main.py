@@ -36,6 +36,7 @@ from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import OnEnded, RedisStreamLog, check_partitions, leave_to_check
 from stream_fabric.redis.subscriber import subscriptions
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from stream_fabric.stream.ids import ReplicaId
 from telemetry.emit.open import open_sink
 
@@ -157,7 +158,8 @@ def redis_ports(
     log = RedisStreamLog(client, partitions, replica, on_ended)
     inbox = RedisInbox(client, pool, replica)
     subscribe, accounts = subscriptions(client, partitions), RedisAccounts(client)
-    return AgentPorts(log, RedisPools(client), inbox, subscribe, clock, HostRandom(), events, accounts)
+    unbilled = RedisUnbilled(client, partitions)
+    return AgentPorts(log, RedisPools(client), inbox, subscribe, clock, HostRandom(), events, unbilled, accounts)
 
 
 def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from inference.agent.observe.bill_guard import BillGuard
 from inference.agent.observe.replica_events import ReplicaEvents
 from inference.agent.structured.checker import Checker
-from stream_fabric.accounts.ports import Accounts
+from stream_fabric.accounts.ports import Accounts, Unbilled
 from stream_fabric.errors import EngineLost
 from stream_fabric.events import InputTimes
 from stream_fabric.limits import FLUSH_FLOOR_S
@@ -77,6 +77,7 @@ class AgentPorts:
     clock: Clock
     random: Random
     events: EventSink
+    unbilled: Unbilled
     accounts: Accounts | None = None
     """Where streams with budgets ask for more output tokens; None: they end at their first grant."""
     bills: BillGuard | None = None

@@ -28,6 +28,7 @@ from stream_fabric.process.health_server import serve_health
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.failover_reporter import FailoverReporter
+from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import RedisClient
@@ -37,6 +38,7 @@ from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from telemetry.emit.open import open_sink
 
 log = logging.getLogger(__name__)
@@ -129,11 +131,14 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             streams = RedisStreamLog(client, partitions, on_ended=settlements.add)
             pools = DividedPools(client, on_skip=metrics.receive_skipped_record)
             clock = FabricClock(client, HostClock(), HostRandom())
-            reporter = FailoverReporter(sink, clock, streams)
+            unbilled = RedisUnbilled(client, partitions)
+            reporter = FailoverReporter(sink, clock, streams, unbilled)
             running = [
                 tasks.create_task(clock.run(), name="clock"),
                 tasks.create_task(settlements.run(), name="settlements"),
                 tasks.create_task(LeaseReaper(cells, streams, clock, random, reporter).run(), name="reaper"),
+                tasks.create_task(reporter.run(), name="bills"),
+                tasks.create_task(LateBills(streams, unbilled, reporter, random).run(), name="late bills"),
             ]
             leader: Leader | None = None
             if policies is not None:

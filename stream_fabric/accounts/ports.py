@@ -62,6 +62,19 @@ class Accounts(Protocol):
         """Raise what a budget's counter says was used to at least this; a repeated call changes nothing more."""
 
 
+class Unbilled(Protocol):
+    """Fenced streams that have no bill yet. ``StreamLog.fence`` adds each that has used something."""
+
+    async def late(self, partition: int) -> list[tuple[StreamId, int]]:
+        """Read streams of a partition whose bill is late, with the moment of their end in Unix ms.
+
+        No other call reads streams of the partition until their bills would be late again.
+        """
+
+    async def remove(self, streams: Sequence[StreamId]) -> None:
+        """Remove streams that have their bill."""
+
+
 class TenantRecords(Protocol):
     """Published records of tenants, keys and plans; see ``accounts.records``. A revision orders the changes.
 

@@ -57,19 +57,21 @@ def lost_work(stream: StreamId, page: Page) -> tuple[str, Work]:
     except msgspec.MsgspecError:  # written by another version
         meta = _Meta()
     terms = meta.bill
+    # A fence has begun an epoch of its own; no producer ended a stream that is asked for here
+    attempt = page.epoch.n - (page.status == "failed")
     fields = {
         "stream": stream, "kind": meta.facts.kind, "model": meta.facts.model, "body": msgspec.Raw(b"null"),
     }  # fmt: skip
     return terms.pool, Work(
         msgspec.convert(fields, EngineRequest),
-        str(page.epoch),
+        str(page.epoch._replace(n=attempt)),
         page.tenant,
         page.facts,
         None,
         tier=terms.tier,
         free=terms.free,
         session=terms.session,
-        attempt=page.epoch.n,
+        attempt=attempt,
         prices=terms.prices,
         key=terms.key,
         user_hash=terms.user_hash,

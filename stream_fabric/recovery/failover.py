@@ -27,14 +27,12 @@ from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
 from stream_fabric.recovery.bill_terms import lost_work
 from stream_fabric.recovery.failover_reporter import FailoverReporter
-from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.cursor import END, Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Head
 
 _NONCE_BYTES = 4
-_END = Cursor(1 << 31, 0)
-"""Position after all frames of a log, whose meta alone is then read."""
 _UNBILLED_MAX = 10_000
 """Fences without a bill that are remembered; another process may have repeated them."""
 
@@ -270,7 +268,7 @@ class Failover:
 
     async def _lost_work(self, stream: StreamId) -> tuple[str, Work] | None:
         """Return what the bill of a live stream needs, from its meta: no pool has its request."""
-        page = await self._streams.watch(stream, None, None, _END)
+        page = await self._streams.watch(stream, None, None, END)
         return None if page is None or page.status != "live" else lost_work(stream, page)
 
     async def _fence(

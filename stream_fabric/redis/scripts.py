@@ -78,6 +78,7 @@ def constants(shared: str) -> str:
     values: dict[str, float | str] = {
         "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
+        "UNBILLED_MS": limits.UNBILLED_KEPT_S * 1000,
         "ZERO_KEPT_MS": limits.ZERO_RETENTION_S * 1000,
     }
     if shared == "account":

@@ -54,3 +54,5 @@ class Epoch(NamedTuple):
 
 
 BEGINNING = Cursor(1, 0)
+END = Cursor(1 << 31, 0)
+"""Position after all frames of a log, whose meta alone is then read."""

@@ -34,6 +34,7 @@ from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from stream_fabric.redis_url import RedisUrl
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.stream.frames import Delta, End, ErrorInfo, Open, Usage, decode, encode, encode_text
@@ -114,6 +115,7 @@ class Bench:
         self.client = client
         self.heard = heard
         self.log = RedisStreamLog(client, PARTITIONS)
+        self.unbilled = RedisUnbilled(client, PARTITIONS)
         self.pools = RedisPools(client)
         self.pool = pool
         self.agent = agent
@@ -476,7 +478,9 @@ async def test_who_ends_a_dead_replicas_stream_tells_its_bill(redis_url: str) ->
         work = await bench.pools.work(bench.pool, stream)
         assert work is not None
         heard = Heard()
-        witness = FailoverReporter(heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log)
+        witness = FailoverReporter(
+            heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log, bench.unbilled
+        )
         hopeless = msgspec.structs.replace(work, attempt=ATTEMPTS_MAX)
         rescue = Failover(bench.pools, bench.log, HostClock(), HostRandom(), witness)
         await rescue.end(bench.pool, bench.agent.replica, stream, LOST, hopeless.parsed_epoch(), hopeless)
@@ -1039,7 +1043,9 @@ async def test_a_stream_that_ends_in_the_queue_after_it_has_yielded_is_billed_on
             await bench.log.cancel(stream, ACME)
         makes = {"cancelled": RedisPools, "overdue": ImpatientPools}
         heard, pools = Heard(), makes.get(how, LossyPools)(bench.client)
-        reporter = FailoverReporter(heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log)
+        reporter = FailoverReporter(
+            heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log, bench.unbilled
+        )
         reaper = LeaseReaper(pools, bench.log, HostClock(), HostRandom(), reporter)
         if isinstance(pools, LossyPools):
             with pytest.raises(FabricUnavailable):

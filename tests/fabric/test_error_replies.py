@@ -26,6 +26,7 @@ from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.ingest import RedisIngest
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from stream_fabric.redis.wire import ConnectionLost, ReplyError
 from stream_fabric.redis_url import Address
 from stream_fabric.stream.cursor import BEGINNING, Epoch
@@ -76,6 +77,7 @@ def debuggable() -> RedisServer:
 
 def calls(client: RedisClient) -> dict[str, Callable[[], Awaitable[object]]]:
     """One call of each method of the adapter."""
+    unbilled = RedisUnbilled(client, Partitions(PARTITIONS))
     pools, streams = RedisPools(client), RedisStreamLog(client, Partitions(PARTITIONS))
     index, control, events = RedisIndex(client), RedisControl(client), RedisEvents(client)
     inbox, ingest = RedisInbox(client, "pool", REPLICA), RedisIngest(client, "me", 1000)
@@ -110,6 +112,8 @@ def calls(client: RedisClient) -> dict[str, Callable[[], Awaitable[object]]]:
         "append": lambda: streams.append(streams.partition(STREAM), [append]),
         "cancel": lambda: streams.cancel(STREAM, ACME),
         "fence": lambda: streams.fence(STREAM, None, "bb", error),
+        "bills_late": lambda: unbilled.late(0),
+        "billed": lambda: unbilled.remove([STREAM]),
         "takeover": lambda: streams.takeover(STREAM, epoch, "bb"),
         "put_placements": lambda: streams.put_placements([(STREAM, b"{}")]),
         "placements": lambda: streams.placements(STREAM),

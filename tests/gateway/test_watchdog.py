@@ -10,7 +10,8 @@ import pytest
 
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
-from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import Delta, Note, Usage, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId
@@ -81,7 +82,7 @@ async def test_a_shorter_outage_ends_no_stream(world: InProcess) -> None:
 
 
 async def test_a_stream_that_nothing_produces_ends_with_its_bill(
-    world: InProcess, monkeypatch: pytest.MonkeyPatch
+    world: InProcess, redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pool has lost the request, and its replica is dead: the stream's meta has what the bill needs."""
     monkeypatch.setattr(watchdog_module, "ORPHAN_GRACE_S", 0.1)
@@ -91,7 +92,7 @@ async def test_a_stream_that_nothing_produces_ends_with_its_bill(
     opened.subscribe(outlet)
     append = Append(opened.id, opened.epoch, 1, 1, encode(Delta(0, " a", 1)), used)
     await world.log.append(world.log.partition(opened.id), [append])
-    reporter = FailoverReporter(world.heard, parts.clock, parts.log)
+    reporter = FailoverReporter(world.heard, parts.clock, parts.log, RedisUnbilled(redis_client, Partitions(4)))
 
     async def is_lost(replica: ReplicaId | None, stream: StreamId) -> bool:
         return False

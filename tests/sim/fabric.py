@@ -16,7 +16,7 @@ from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import StreamState
 from tests.sim.loop import Handle, Process
 from tests.sim.memory_pools import MemoryPool
-from tests.support.memory_log import MemoryStreamLog
+from tests.support.memory_log import MemoryStreamLog, MemoryUnbilled
 
 if TYPE_CHECKING:
     from tests.sim.ports import SubscriberDoor
@@ -49,6 +49,7 @@ class Shard:
         self.generation = 0
         self.losses = 0
         self.log = MemoryStreamLog(PARTITIONS.count, self._publish, lambda: world.now_ms)
+        self.unbilled = MemoryUnbilled(self.log)
         self.pools: dict[str, MemoryPool] = {}
         self.keys: dict[str, str] = {}
         self.settled: dict[StreamId, list[Usage]] = {}
@@ -61,11 +62,13 @@ class Shard:
 
     def _saved(self) -> bytes:
         log = self.log
-        return pickle.dumps((log.streams, log.pending, log._models, self.pools, self.keys, self.settled))
+        parts = log.streams, log.pending, log._models, log.unbilled, self.pools, self.keys, self.settled
+        return pickle.dumps(parts)
 
     def _load(self, saved: bytes) -> None:
         log = self.log
-        log.streams, log.pending, log._models, self.pools, self.keys, self.settled = pickle.loads(saved)
+        parts = pickle.loads(saved)
+        log.streams, log.pending, log._models, log.unbilled, self.pools, self.keys, self.settled = parts
 
     def replicate(self) -> None:
         if self.up:
@@ -80,7 +83,7 @@ class Shard:
         self.losses += 1
         before = self.log.streams
         if everything:
-            self.log.streams, self.log.pending, self.log._models = {}, {}, {}
+            self.log.streams, self.log.pending, self.log._models, self.log.unbilled = {}, {}, {}, {}
             self.pools, self.keys, self.settled = {}, {}, {}
         else:
             self._load(self._kept)

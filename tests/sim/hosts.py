@@ -16,6 +16,7 @@ from stream_fabric.pool.records import EngineRequest
 from stream_fabric.ports import FrameSink, SleepLevel
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
+from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.subscriber import partition_channels
@@ -33,7 +34,7 @@ from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
 from tests.sim.fabric import PARTITIONS, Link
 from tests.sim.loop import Process
-from tests.sim.ports import InboxDoor, IndexDoor, PoolsDoor, StreamDoor, SubscriberDoor
+from tests.sim.ports import InboxDoor, IndexDoor, PoolsDoor, StreamDoor, SubscriberDoor, UnbilledDoor
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -135,12 +136,15 @@ class GatewayHost(Host):
                 tracer,
             )
             gateway = Gateway(parts)
-            reporter = FailoverReporter(self.w.events, clock, streams)  # type: ignore[arg-type]
+            unbilled = UnbilledDoor(self.link)
+            reporter = FailoverReporter(self.w.events, clock, streams, unbilled)  # type: ignore[arg-type]
             failover = Failover(pools, streams, clock, entropy, reporter)  # type: ignore[arg-type]
             watchdog = Watchdog(hub, directory.produces, failover)
             for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):
                 tasks.create_task(work)
             tasks.create_task(LeaseReaper(pools, streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
+            tasks.create_task(reporter.run())
+            tasks.create_task(LateBills(streams, unbilled, reporter, self.w.entropy).run())  # type: ignore[arg-type]
             await hub.subscription.wait_ready()
             self.gateway = gateway
 
@@ -150,10 +154,13 @@ class ControllerHost(Host):
         client: Any = self.link
         clock = FabricClock(client, self.w.clock, self.w.entropy)
         streams = StreamDoor(self.link, PARTITIONS)
-        witness = FailoverReporter(self.w.events, clock, streams)  # type: ignore[arg-type]
+        unbilled = UnbilledDoor(self.link)
+        reporter = FailoverReporter(self.w.events, clock, streams, unbilled)  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(clock.run())
-            tasks.create_task(LeaseReaper(PoolsDoor(self.link), streams, clock, self.w.entropy, witness).run())  # type: ignore[arg-type]
+            tasks.create_task(LeaseReaper(PoolsDoor(self.link), streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
+            tasks.create_task(reporter.run())
+            tasks.create_task(LateBills(streams, unbilled, reporter, self.w.entropy).run())  # type: ignore[arg-type]
 
 
 class AgentHost(Host):
@@ -191,6 +198,7 @@ class AgentHost(Host):
             clock=clock,
             random=w.entropy,
             events=w.events,
+            unbilled=UnbilledDoor(self.link),
         )
         self.agent = Agent(policy, self.replica, engine, ports)
         async with asyncio.TaskGroup() as tasks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 import msgspec
@@ -174,6 +175,27 @@ class StreamDoor:
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         shard = self._w.fabric.of_partition(partition)
         return await self._link.call("heads", shard, lambda: at_once(shard.log.heads(partition, streams, gateway)))
+
+
+class UnbilledDoor:
+    """``RedisUnbilled``."""
+
+    def __init__(self, client: Link) -> None:
+        self._link = client
+        self._fabric = client.w.fabric
+
+    async def late(self, partition: int) -> list[tuple[StreamId, int]]:
+        shard = self._fabric.of_partition(partition)
+        return await self._link.call("bills_late", shard, lambda: at_once(shard.unbilled.late(partition)))
+
+    async def remove(self, streams: Sequence[StreamId]) -> None:
+        for stream in streams:
+            shard = self._fabric.of_partition(partition_of(stream, PARTITIONS.count))
+            await self._link.call("billed", shard, partial(_remove_unbilled, shard, stream))
+
+
+def _remove_unbilled(shard: Shard, stream: StreamId) -> None:
+    at_once(shard.unbilled.remove([stream]))
 
 
 class PoolsDoor:

@@ -204,4 +204,5 @@ class World:
             and not any(host.agent.running for host in self.agents if host.alive and host.agent is not None)
             and not verdict.unsaid(self)
             and not verdict.left_in_pools(self)
+            and not any(shard.log.unbilled for shard in self.fabric.shards)
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import astuple
 
-from stream_fabric.limits import PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
+from stream_fabric.limits import BILL_LATE_S, BILLS_LATE_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
 from stream_fabric.redis.streams import OnEnded, leave_to_check
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, StoredInput, Usage
@@ -51,12 +51,15 @@ class MemoryStreamLog:
         """Cancels that came before their stream: tenant, and until when they are kept."""
         self._models: dict[StreamId, str] = {}
         self._reserved: set[StreamId] = set()
+        self.unbilled: dict[StreamId, int] = {}
+        """Fenced streams that have no bill yet, and when they ended, in ms."""
         self._on_ended = on_ended
 
     def view(self, replica: str) -> MemoryStreamLog:
         other = MemoryStreamLog(self.partitions, self._publish, self._now_ms, replica, self._on_ended)
         other.streams, other.pending = self.streams, self.pending
         other._models, other._reserved = self._models, self._reserved
+        other.unbilled = self.unbilled
         return other
 
     def partition(self, stream: StreamId) -> int:
@@ -186,6 +189,8 @@ class MemoryStreamLog:
             return True
         if not withdraws:
             self._note_ended(stream, state)
+        if state.begun:
+            self.unbilled[stream] = self._now_ms()
         self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return True
 
@@ -270,6 +275,30 @@ class MemoryStreamLog:
         if state is None:
             return []
         return [StoredInput(name, item, state.inputs_at[name]) for name, item in state.inputs.items()]
+
+
+class MemoryUnbilled:
+    """``Unbilled`` beside a log in memory."""
+
+    def __init__(self, log: MemoryStreamLog) -> None:
+        self._log = log
+        self.claimed_until_ms: dict[int, int] = {}
+
+    async def late(self, partition: int) -> list[tuple[StreamId, int]]:
+        now, log = self._log._now_ms(), self._log
+        due = sorted(
+            (at, stream)
+            for stream, at in log.unbilled.items()
+            if log.partition(stream) == partition and at <= now - int(BILL_LATE_S * 1000)
+        )
+        if not due or self.claimed_until_ms.get(partition, 0) > now:
+            return []
+        self.claimed_until_ms[partition] = now + int(BILL_LATE_S * 1000)
+        return [(stream, at) for at, stream in due[:BILLS_LATE_MAX]]
+
+    async def remove(self, streams: Sequence[StreamId]) -> None:
+        for stream in streams:
+            self._log.unbilled.pop(stream, None)
 
 
 def _part(stream: StreamId, epoch: str, first: int, last: int, frames: bytes) -> bytes:

@@ -1,4 +1,5 @@
 -- End a stream whose producer is gone. The epoch rises, so the old producer can append nothing more.
+-- What it used has no bill yet: the stream is among the unbilled ones until its bill is written.
 -- A call that is sent again, because its reply was lost, is told that it fenced.
 -- KEYS: meta, log. ARGV: id, replica it is lost with ('' any), nonce of the new epoch, error JSON, channel prefix,
 --   publish command, retention ms, epoch that no other may have followed ('' any), 1 if its request is withdrawn: then
@@ -23,6 +24,11 @@ redis.call('HSET', m, 'e', epoch, 'b', v[7] .. n .. ':' .. v[2] .. ' ', 'us', us
 finish(m, l, ARGV[1], epoch, last,
   '{"k":"end","status":"failed","usage":' .. usage_json(used) .. ',"error":' .. ARGV[4] .. '}', 'failed', v[4],
   ARGV[5], ARGV[6], ARGV[7], v[8], used)
+if used ~= '' then -- no caller names the key, so in a slot that moves to another node this may fail
+  local unbilled = string.match(m, '^sg:{[^}]*}:') .. 'unbilled'
+  redis.pcall('ZADD', unbilled, now_ms(), ARGV[1])
+  redis.pcall('PEXPIRE', unbilled, UNBILLED_MS)
+end
 if v[5] ~= '' then
   redis.call(ARGV[6], ARGV[5] .. v[5], 'fence' .. UNIT .. ARGV[1] .. UNIT .. v[1] .. UNIT .. v[2])
 end

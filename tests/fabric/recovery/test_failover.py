@@ -19,6 +19,7 @@ from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.redis.client import Partitions
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
 from stream_fabric.stream.cursor import BEGINNING, Epoch
 from stream_fabric.stream.frames import Delta, End, Usage, decode, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
@@ -40,6 +41,7 @@ class Setting:
     def __init__(self, pool: Pool) -> None:  # noqa: F811
         self.pool = pool
         self.log = RedisStreamLog(pool.client, Partitions(4), replica("any"))
+        self.unbilled = RedisUnbilled(pool.client, Partitions(4))
         self.failover = Failover(pool.pools, self.log, HostClock(), HostRandom())
 
     async def begin(self, on: ReplicaId, meta: bytes = b"{}") -> StreamId:
@@ -219,7 +221,7 @@ async def test_a_batch_stream_that_the_queue_does_not_take_back_ends_with_the_re
     await pool.renew(holder)
     stream = await setting.begin(holder)
     heard, clock = Heard(), HostClock()
-    reporter = FailoverReporter(heard, clock, setting.log)
+    reporter = FailoverReporter(heard, clock, setting.log, setting.unbilled)
     failover = Failover(FullPools(pool.client), setting.log, clock, HostRandom(), reporter)
     await failover.yield_stream(pool.name, holder, work(stream))
     page = await setting.log.watch(stream, None, None, BEGINNING)
@@ -252,9 +254,9 @@ class Billed(Setting):
         self.log = log(pool.client, Partitions(4), replica("any"))
         self.heard = Heard()
 
-    def rescuer(self, pools: RedisPools | None = None) -> Failover:
+    def rescuer(self, pools: RedisPools | None = None, reporter: FailoverReporter | None = None) -> Failover:
         """Failover of another process."""
-        reporter = FailoverReporter(self.heard, HostClock(), self.log)
+        reporter = reporter or FailoverReporter(self.heard, HostClock(), self.log, self.unbilled)
         return Failover(pools or self.pool.pools, self.log, HostClock(), HostRandom(), reporter)
 
     async def bills(self, stream: StreamId, lost: ReplicaId) -> list[tuple[str, str, int]]:
