@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.routing import Mount, Route, Router
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stream_fabric.errors import Draining, NotFound, StreamGwError
@@ -29,7 +28,7 @@ from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
 from stream_gw.transport.cors import CorsPolicy
 from stream_gw.transport.endpoint import Answering, Endpoint, Handler
-from stream_gw.transport.pages import Page, Secured
+from stream_gw.transport.pages import Site, SiteApp
 from stream_gw.transport.reference.served import ReferenceRoutes
 from stream_gw.transport.reference.unserved import unserved
 from stream_gw.transport.responses import ResponseRoutes, session
@@ -156,20 +155,19 @@ class Edge:
     def _route(self, path: str, **handlers: Handler) -> Route:
         return Route(path, self._endpoint(path, **handlers))
 
-    def _page_routes(self) -> list[Mount | Route]:
-        static, make_request = Path(str(files("stream_gw") / "static")), self._answering.request
+    def _page_routes(self) -> list[Route]:
+        site, make_request = Site(Path(str(files("stream_gw") / "static"))), self._answering.request
 
-        def page(path: str, file: str, head: Path | None = None) -> Route:
+        def page(path: str, name: str, head: str | None = None) -> Route:
             self.paths[path] = ("get",)
-            return Route(path, Secured(Page(static / file, make_request, head), make_request))
+            return Route(path, SiteApp(site, make_request, site.page(name, head)))
 
         self.paths["/static"] = ("get",)
         return [
-            # ``static/client`` is a link to clients/js/src in the source tree, and a folder in a wheel
-            Mount("/static", Secured(StaticFiles(directory=static, follow_symlink=True), make_request)),
+            Route("/static/{path:path}", SiteApp(site, make_request)),
             page("/", "index.html"),
-            page("/ops", "ops.html", static / "head.html"),
-            page("/docs", "docs.html", static / "head.html"),
+            page("/ops", "ops.html", "head.html"),
+            page("/docs", "docs.html", "head.html"),
             page("/watch", "watch.html"),
         ]
 

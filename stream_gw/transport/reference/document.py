@@ -38,7 +38,7 @@ HEADERS: dict[str, tuple[tuple[str, str], ...]] = {
     "x-vercel-ai-ui-message-stream": (("x-vercel-ai-ui-message-stream", "Version of the UI message stream: `v1`."),),
     "request-id": (("request-id", "Id of the request, under the name that Anthropic's clients read."),),
     "Set-Cookie": (("Set-Cookie", "The cookie `stream_gw`."),),
-    "ETag": (("ETag", "Tag of the document."),),
+    "ETag": (("ETag", "Tag of the body."),),
     "x-budget-warning": (
         ("x-budget-warning", "Budgets of which 80 % are used, with their use: `tenant_month 83%, user_day 91%`."),
     ),

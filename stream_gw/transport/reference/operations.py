@@ -211,6 +211,9 @@ _ACCOUNT = (
 )  # fmt: skip
 
 
+_KNOWN_TAG = Parameter("If-None-Match", "Tag of the body that the client has.", "header")
+
+
 def _document(path: str, summary: str, about: str) -> Operation:
     return Operation(
         "get", path, "Service", summary,
@@ -218,7 +221,7 @@ def _document(path: str, summary: str, about: str) -> Operation:
             Answer(200, about, {JSON: dict[str, Any]}, ("ETag",)),
             Answer(304, "The document with the tag of `If-None-Match` is still valid."),
         ),
-        None, parameters=(Parameter("If-None-Match", "Tag of the document that the client has.", "header"),),
+        None, parameters=(_KNOWN_TAG,),
     )  # fmt: skip
 
 
@@ -243,8 +246,9 @@ _SERVICE = (
 
 
 def _page(path: str, summary: str) -> Operation:
-    answer = Answer(200, "The page. It asks for a key where it needs one.", {"text/html": str})
-    return Operation("get", path, "Pages", summary, (answer,), None)
+    page = Answer(200, "The page. It asks for a key where it needs one.", {"text/html": str}, ("ETag",))
+    known = Answer(304, "The page has not changed.")
+    return Operation("get", path, "Pages", summary, (page, known), None, parameters=(_KNOWN_TAG,))
 
 
 _PAGES = (
@@ -254,8 +258,8 @@ _PAGES = (
     _page("/docs", "Open the reference of this API"),
     Operation(
         "get", "/static/{path}", "Pages", "Get a file of the pages",
-        (Answer(200, "The file.", {"*/*": str}), Answer(304, "The file has not changed.")),
-        None, parameters=(Parameter("path", "Path of the file."),), errors=(e.NotFound,), route="/static",
+        (Answer(200, "The file.", {"*/*": str}, ("ETag",)), Answer(304, "The file has not changed.")),
+        None, parameters=(Parameter("path", "Path of the file."), _KNOWN_TAG), errors=(e.NotFound,), route="/static",
     ),
 )  # fmt: skip
 

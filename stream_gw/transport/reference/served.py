@@ -6,7 +6,6 @@ files, for its reviewers to read.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 from starlette.types import Send
 
 from stream_gw.transport.http import JSON, Request
+from stream_gw.transport.pages import ServedBody
 
 DOCUMENT = Path(__file__).with_name("openapi.json")
 ASYNCAPI = Path(__file__).with_name("asyncapi.json")
@@ -33,23 +33,11 @@ class ReferenceRoutes:
     """The documents."""
 
     def __init__(self) -> None:
-        self.document = ServedDocument(body_of(DOCUMENT)).answer
-        self.asyncapi = ServedDocument(body_of(ASYNCAPI)).answer
+        self._document = ServedBody(body_of(DOCUMENT), JSON[1])
+        self._asyncapi = ServedBody(body_of(ASYNCAPI), JSON[1])
 
+    async def document(self, request: Request, send: Send) -> None:
+        await self._document.answer(request)
 
-class ServedDocument:
-    """One document. Clients ask again with its tag, because the next release has another document."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        tag = hashlib.sha256(body).hexdigest()[:32]
-        self._tag = f'"{tag}"'
-        self._headers = [(b"etag", self._tag.encode()), (b"cache-control", b"no-cache")]
-
-    async def answer(self, request: Request, send: Send) -> None:
-        asked = request.header(b"if-none-match") or ""
-        tags = [tag.strip().removeprefix("W/") for tag in asked.split(",")]
-        if self._tag in tags or "*" in tags:
-            await request.answer(304, headers=self._headers)
-            return
-        await request.answer(200, self._body, [JSON, *self._headers])
+    async def asyncapi(self, request: Request, send: Send) -> None:
+        await self._asyncapi.answer(request)

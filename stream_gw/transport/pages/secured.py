@@ -1,24 +1,28 @@
-"""The browser's pages and their files, with the security headers that a browser should get."""
+"""Answers with the pages and their files, and with the security headers that a browser should get."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from stream_fabric.errors import NotFound
 from stream_gw.transport.http import Request, WrongMethod
+from stream_gw.transport.pages.served import ServedBody
+from stream_gw.transport.pages.site import Site
 from stream_gw.transport.reference.unserved import unserved
 
 _CONTENT_SECURITY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_SECURITY = [
+    (b"content-security-policy", _CONTENT_SECURITY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
 _METHODS = ("GET", "HEAD")
 _API_PATH = re.compile(
     r"/(chat/completions|completions|responses|conversations|messages|embeddings|rerank|classify|score|models|streams)"
@@ -29,52 +33,30 @@ _API_PATH = re.compile(
 RequestMaker = Callable[[Scope, Receive, Send], Request]
 
 
-class Secured:
-    """Adds the security headers to a static app's answers, and answers its refusals like the API's."""
+class SiteApp:
+    """Answers with a page, or with the file that the path names. Refuses like the API, and adds security headers."""
 
-    def __init__(self, app: ASGIApp, make_request: RequestMaker) -> None:
-        self._app = app
+    def __init__(self, site: Site, make_request: RequestMaker, page: ServedBody | None = None) -> None:
+        self._site = site
         self._make_request = make_request
+        self._page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_secured(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    (b"content-security-policy", _CONTENT_SECURITY),
-                    (b"x-content-type-options", b"nosniff"),
-                    (b"referrer-policy", b"no-referrer"),
-                    (b"cache-control", b"no-cache"),
-                ]
+                message["headers"] = [*message["headers"], *_SECURITY]
             await send(message)
 
         request = self._make_request(scope, receive, send_secured)
         if scope["method"] not in _METHODS:
             await request.refuse(WrongMethod(scope["method"], scope["path"][:200], _METHODS))
-            return
-        try:
-            await self._app(scope, receive, send_secured)
-        except HTTPException:  # Starlette's refusal of a path without a file
+        elif self._page is not None:
+            await self._page.answer(request)
+        elif (found := self._site.file(request.path_params["path"])) is not None:
+            file, cache_control = found
+            await file.answer(request, cache_control)
+        else:
             await request.refuse(no_path(scope))
-
-
-class Page:
-    """One HTML file, after a head that pages share. ``$name`` in the head is the file's name without its suffix."""
-
-    def __init__(self, path: Path, make_request: RequestMaker, head: Path | None = None) -> None:
-        self._path = path
-        self._head = head
-        self._make_request = make_request
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await asyncio.to_thread(self._read)
-        await self._make_request(scope, receive, send).answer(
-            200, body, [(b"content-type", b"text/html; charset=utf-8")]
-        )
-
-    def _read(self) -> bytes:
-        head = b"" if self._head is None else self._head.read_bytes().replace(b"$name", self._path.stem.encode())
-        return head + self._path.read_bytes()
 
 
 def no_path(scope: Scope) -> NotFound:
