@@ -22,6 +22,8 @@ ITL_P99_S = 0.049152
 """The histogram's bucket bound next to 50 ms."""
 AVAILABILITY = 0.9995
 KV_HIT_RATE_MIN = 0.6
+KV_BLOCK_TOKENS = 16
+"""Tokens of a KV block, vLLM's default on CUDA."""
 GPU_UTILIZATION_MIN, GPU_UTILIZATION_MAX = 0.4, 0.95
 BACKLOG_S_MAX = 0.5
 assert {TTFT_P50_S, TTFT_P99_S} <= set(TTFT.buckets), "only a bucket's bound can be measured"
@@ -123,7 +125,9 @@ OBJECTIVES = (
 )  # fmt: skip
 
 KV_HIT_RATE = (
-    f"sum by (pool) (rate({listed.PREFIX_HITS.name}[30m])) / sum by (pool) (rate({listed.PREFIX_QUERIES.name}[30m]))"
+    # Only whole blocks can be found: at most one block of each prompt is not, the whole of a short one
+    f"sum by (pool) (rate({listed.PREFIX_HITS.name}[30m])) / (sum by (pool) (rate({listed.PREFIX_QUERIES.name}[30m]))"
+    f" - on (pool) {KV_BLOCK_TOKENS} * sum by (pool) (rate({listed.ATTEMPTS.name}[30m])) > 0)"
 )
 GPU_UTILIZATION = f"avg by (pool) (avg_over_time({listed.GPU_UTILIZATION.name}[15m]))"
 BACKLOG = f"max by (pool) ({listed.BACKLOG.name})"

@@ -225,6 +225,7 @@ _AGENT = '{pool="p",instance="i"}'
 _GPU = f'{listed.GPU_UTILIZATION.name}{{pool="p",instance="i",gpu="0"}}'
 _HITS = f"{listed.PREFIX_HITS.name}{_AGENT}"
 _QUERIES = f"{listed.PREFIX_QUERIES.name}{_AGENT}"
+_ATTEMPTS = f'{listed.ATTEMPTS.name}{{pool="p",instance="i",ended="completed"}}'
 _BACKLOG = f"{listed.BACKLOG.name}{_POOL}"
 _P = {"pool": "p"}
 _READY = f'{listed.POOL_REPLICAS.name}{{pool="p",state="ready"}}'
@@ -244,9 +245,10 @@ ALERTS: tuple[Alert, ...] = (
     _median_alert(_BY_SLO["ttft_p50"]),
     Alert(
         "KvHitRateLow", "ticket", beyond(KV_HIT_RATE, "<", "kv_hit_rate", f"{KV_HIT_RATE_MIN:g}"), "15m",
-        "Pool {{ $labels.pool }} finds {{ $value | humanizePercentage }} of its prompt tokens in the KV cache, less "
-        "than its objective",
-        {_HITS: "0+50x100", _QUERIES: "0+100x100"}, {_HITS: "0+70x100", _QUERIES: "0+100x100"}, "60m", labels=_P,
+        "Pool {{ $labels.pool }} finds {{ $value | humanizePercentage }} of its prompts' whole blocks in the KV cache, "
+        "less than its objective",
+        {_HITS: "0+50x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100"},
+        {_HITS: "0+70x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100"}, "60m", labels=_P,
     ),
     Alert(
         "GpuUtilizationLow", "ticket", beyond(GPU_UTILIZATION, "<", "gpu_min", f"{GPU_UTILIZATION_MIN:g}"), "30m",
@@ -555,8 +557,12 @@ CASES: tuple[Case, ...] = (
     Case("AvailabilityBurnsFast", {**_failing("availability", 0.2), **_own("availability", 0.9999)}, True, "75m"),
     Case("PoolBacklog", {_BACKLOG: "1.5x40", **_own("backlog", 2)}, False),
     Case("PoolBacklog", {_BACKLOG: "0.3x40", **_own("backlog", 0.2)}, True),
-    Case("KvHitRateLow", {_HITS: "0+30x100", _QUERIES: "0+100x100", **_own("kv_hit_rate", 0.2)}, False, "60m"),
-    Case("KvHitRateLow", {_HITS: "0+80x100", _QUERIES: "0+100x100", **_own("kv_hit_rate", 0.9)}, True, "60m"),
+    Case("KvHitRateLow", {_HITS: "0+30x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100",
+                          **_own("kv_hit_rate", 0.2)}, False, "60m"),
+    Case("KvHitRateLow", {_HITS: "0+80x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100",
+                          **_own("kv_hit_rate", 0.9)}, True, "60m"),
+    Case("KvHitRateLow", {_HITS: "0x100", _QUERIES: "0+120x100", _ATTEMPTS: "0+10x100"}, False, "60m",
+         "when prompts are shorter than a block"),
     Case("GpuUtilizationLow", {_GPU: "0.2x100", **_own("gpu_min", 0.1)}, False, "60m"),
     Case("GpuUtilizationHigh", {_GPU: "0.9x100", **_own("gpu_max", 0.8)}, True, "60m"),
     *(
