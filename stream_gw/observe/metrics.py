@@ -7,7 +7,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
-from stream_fabric.errors import PoolBusy
+from stream_fabric.errors import Draining, PoolBusy
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
@@ -148,7 +148,12 @@ def rejection_layer(outcome: ReaderOutcome) -> str:
 
 
 def fault(outcome: ReaderOutcome) -> Literal["none", "client", "platform"]:
-    """Return the side that caused the reader to get less than it asked for."""
+    """Return the side that caused the reader to get less than it asked for.
+
+    A draining gateway is an ordinary deployment: the request that it refuses is served by another one.
+    """
+    if outcome.error_code == Draining.code:
+        return "none"
     match outcome.ended:
         case "completed" | "incomplete" | "cancelled" | "drained":
             return "none"
