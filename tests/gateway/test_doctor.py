@@ -244,6 +244,19 @@ async def test_a_redis_at_its_memory_limit_is_missing_and_one_close_to_it_absent
     assert one(close, "free memory at").status == "absent"
 
 
+async def test_a_redis_that_refuses_writes_is_missing(report: Report) -> None:
+    """It answers reads, and no process of the platform starts on it."""
+    with RedisServer() as primary, RedisServer(replicaof=f"127.0.0.1 {primary.port}") as replica:
+        await check_redis(report, replica.url)
+        primary("CONFIG", "SET", "min-replicas-to-write", "2")
+        alone = Report(lambda finding: None)
+        await check_redis(alone, primary.url)
+    read_only, without = one(report, "writes to Redis"), one(alone, "writes to Redis")
+    assert read_only.status == without.status == "missing"
+    assert "READONLY" in read_only.found and "name the primary" in read_only.remedy
+    assert "NOREPLICAS" in without.found and "min-replicas-to-write" in without.remedy
+
+
 async def test_sentinels_lead_to_the_master(report: Report, sentinel: SentinelSetup) -> None:
     await check_redis(report, sentinel.url)
     assert not report.failed, report.findings

@@ -24,7 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from stream_fabric.errors import FabricError, FabricRefused, FabricUnavailable
+from stream_fabric.errors import FabricError, FabricFull, FabricRefused, FabricUnavailable
 from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.plan import PoolPlan
@@ -33,6 +33,7 @@ from stream_fabric.redis.client import RedisClient, logins
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.streams import held_partitions
+from stream_fabric.redis.topology import slot_of
 from stream_fabric.redis_url import Address, RedisUrl
 from stream_gw.cli.checks.report import Report
 
@@ -42,6 +43,12 @@ _VERSION_SHARDED = (7, 0)
 _USED_MAX = 0.9
 """Share of Redis' memory in use from which the check warns."""
 _SAFE_POLICIES = ("noeviction", "volatile-ttl")
+_UNWRITABLE = {
+    "READONLY": "name the primary in STREAM_GW_REDIS_URL, or the sentinels with redis+sentinel://",
+    "NOREPLICAS": "bring its replicas back, or CONFIG SET min-replicas-to-write to as many as there are",
+    "MISCONF": "see Redis's log: it cannot save its data, and refuses writes until this is repaired",
+}
+"""Replies of a Redis that refuses every write, with the remedy."""
 _REMEDY = "start Redis, or correct STREAM_GW_REDIS_URL (rediss:// where the server speaks TLS)"
 
 
@@ -226,9 +233,10 @@ def _check_persistence(report: Report, at: str, info: dict[str, Any]) -> None:
 
 async def _check_fleet(report: Report, url: str, where: str, partitions: int | None) -> None:
     """Check the platform's rights by its own client, and the partitions, and count the live replicas."""
-    client = RedisClient(url)
+    client = RedisClient(url, timeout_s=_TIMEOUT_S)
     try:
         await client.start()
+        await _check_writes(report, client, where, partitions or 1)
         pools = DividedPools(client)
         by_pool = {name: replicas for name in await pools.pools() if (replicas := await pools.replicas(name))}
         plans = await RedisControl(client).plans()
@@ -259,6 +267,19 @@ async def _check_fleet(report: Report, url: str, where: str, partitions: int | N
     else:
         remedy = f"start stream-gw agent; its lease expires {LEASE_TTL_S:g} s after the last renewal"
         report.missing("a live replica", remedy, needed=False)
+
+
+async def _check_writes(report: Report, client: RedisClient, where: str, partitions: int) -> None:
+    """Write a key of each partition. A replica, or a primary without its replicas, answers reads as if it were well."""
+    for name in (f"p{k}" for k in range(partitions)):
+        try:
+            await client.execute(slot_of(name), "SET", f"sg:{{{name}}}:doctor", "", "PX", 1000)
+        except FabricFull:  # the check of the memory tells
+            continue
+        except FabricUnavailable as error:
+            remedy = next((remedy for code, remedy in _UNWRITABLE.items() if code in str(error)), _REMEDY)
+            report.missing(f"writes to Redis at {where}", remedy, found=str(error))
+            return
 
 
 def _check_batch_hosts(
