@@ -51,6 +51,7 @@ class Metrics:
         self._ttft_error = cache(make.histogram(listed.TTFT_ERROR).labels)
         self._reads = cache(make.counter(listed.READS).labels)
         self._reads_by_dialect = cache(make.counter(listed.READS_BY_DIALECT).labels)
+        self._begin_reads = cache(self._begin_reads_of)
         self._tokens = cache(make.counter(listed.TOKENS_STREAMED).labels)
         self._rejections = make.counter(listed.SHEDS)
         self.limits_failed_open = make.counter(listed.LIMITS_FAILED_OPEN)
@@ -70,6 +71,7 @@ class Metrics:
             self._budget_events.labels(*kind)
         self.moderation = ModerationMetrics(make, "prompt")
         self._pools = CappedLabels()
+        self._begin_reads("", "none")
 
     def receive_stored(self, outcome: str) -> None:
         """Count what became of a stored response."""
@@ -113,6 +115,7 @@ class Metrics:
     def receive_outcome(self, outcome: ReaderOutcome) -> None:
         """Count a reader that has ended, sampled or not."""
         pool = self._pools(outcome.pool)
+        self._begin_reads(pool, outcome.dialect or "none")
         self._reads(pool, outcome.role, outcome.ended, fault(outcome)).inc()
         self._reads_by_dialect(outcome.dialect or "none", fault(outcome)).inc()
         if outcome.tokens:
@@ -131,6 +134,12 @@ class Metrics:
                 self._ttft(pool).observe(outcome.ttft_us / 1e6, exemplar)
             if outcome.ttft_error_us is not None:
                 self._ttft_error(pool).observe(outcome.ttft_error_us / 1e6)
+
+    def _begin_reads_of(self, pool: str, dialect: str) -> None:
+        """Show failures from 0 on: Prometheus counts none of those that a series has in its first sample."""
+        for role, ended in (("created", "failed"), ("refused", "refused")):
+            self._reads(pool, role, ended, "platform")
+        self._reads_by_dialect(dialect, "platform")
 
     async def scraped(self, accept: str) -> Page:
         """Render the metrics page in a thread. ``accept``: the request header that chooses the format."""

@@ -150,6 +150,21 @@ def test_by_how_much_a_first_token_differs_from_what_placement_expected() -> Non
     assert below == [0, 1, 2, 2, 3, 3]
 
 
+def test_failures_are_shown_from_0_on_because_prometheus_counts_none_of_a_series_first_sample() -> None:
+    metrics = Metrics()
+    assert (
+        samples(metrics.exposition.render().body.decode())[
+            "reads_total{ended=refused,fault=platform,pool=,role=refused}"
+        ]
+        == 0
+    )
+    metrics.receive_outcome(over())
+    seen = samples(metrics.exposition.render().body.decode())
+    assert seen["reads_total{ended=failed,fault=platform,pool=p,role=created}"] == 0
+    assert seen["reads_total{ended=refused,fault=platform,pool=p,role=refused}"] == 0
+    assert seen["reads_by_dialect_total{dialect=openai.chat,fault=platform}"] == 0
+
+
 def test_a_cancel_is_nobodys_fault_and_a_stalled_reader_its_own() -> None:
     assert fault(over(ended="cancelled")) == "none"
     assert fault(over(ended="stalled")) == "client"
