@@ -229,6 +229,7 @@ _ATTEMPTS = f'{listed.ATTEMPTS.name}{{pool="p",instance="i",ended="completed"}}'
 _BACKLOG = f"{listed.BACKLOG.name}{_POOL}"
 _P = {"pool": "p"}
 _READY = f'{listed.POOL_REPLICAS.name}{{pool="p",state="ready"}}'
+_DRAINING = f'{listed.POOL_REPLICAS.name}{{pool="p",state="draining"}}'
 _READY_ELSEWHERE = f'{listed.POOL_REPLICAS.name}{{namespace="other",pool="p",state="ready"}}'
 """Pool of the same name in another install."""
 _BATCH_AGE = f'{listed.QUEUE_AGE.name}{{pool="p",priority="batch"}}'
@@ -279,7 +280,13 @@ ALERTS: tuple[Alert, ...] = (
         "NoReplicaReady", "page",
         # A pool that was scaled to zero until now gets its cold start first: ReplicasDoNotCome
         f'max by (pool) ({listed.POOL_REPLICAS.name}{{state="ready"}}) == 0 '
-        f"unless on (pool) min by (pool) (min_over_time({listed.DESIRED.name}[15m])) == 0", "1m",
+        f"unless on (pool) min by (pool) (min_over_time({listed.DESIRED.name}[15m])) == 0 "
+        # One without a declaration is taken down by draining its last replica
+        f'unless on (pool) (max by (pool) ({listed.POOL_REPLICAS.name}{{state="draining"}}) > 0 '
+        f"unless on (pool) max by (pool) ({listed.DESIRED.name})) "
+        # A pool without a declaration has no figures when it is empty, and one that was taken down is not lost
+        f"or max by (pool) ({listed.POOL_LOST.name}) == 1 unless on (pool) (max by (pool) ({listed.DESIRED.name}) "
+        f'or max by (pool) ({listed.POOL_REPLICAS.name}{{state="ready"}}) > 0)', "1m",
         "Pool {{ $labels.pool }} has no ready replica",
         {_READY: "1 0x40", f"{listed.DESIRED.name}{_POOL}": "1x40", _READY_ELSEWHERE: "1x40"},
         {_READY: "0x40", f"{listed.DESIRED.name}{_POOL}": "0x10 1x40"}, labels=_P,
@@ -555,6 +562,14 @@ CASES: tuple[Case, ...] = (
                            f'{OBJECTIVE}{{namespace="other",pool="p",slo="ttft",le="3.0"}}': "3x200"}, True, "75m"),
     Case("AvailabilityBurnsFast", {**_failing("availability", 1), **_own("availability", 0.99)}, False, "75m"),
     Case("AvailabilityBurnsFast", {**_failing("availability", 0.2), **_own("availability", 0.9999)}, True, "75m"),
+    Case("NoReplicaReady", {f"{listed.POOL_LOST.name}{_POOL}": "_x10 1x40", _READY: "1x9"}, True,
+         why="when the last replica of a pool without a declaration has died"),
+    Case("NoReplicaReady", {_READY: "1x5 0x40", _DRAINING: "0x5 1x40"}, False,
+         why="while a pool without a declaration is taken down"),
+    Case("NoReplicaReady", {_READY: "1x5 0x40", _DRAINING: "0x5 1x40", f"{listed.DESIRED.name}{_POOL}": "1x50"}, True,
+         why="while the only replica of a declared pool drains"),
+    Case("NoReplicaReady", {f"{listed.POOL_LOST.name}{_POOL}": "1x40", _READY: "_x10 1x40"}, False,
+         why="when another replica serves the pool"),
     Case("PoolBacklog", {_BACKLOG: "1.5x40", **_own("backlog", 2)}, False),
     Case("PoolBacklog", {_BACKLOG: "0.3x40", **_own("backlog", 0.2)}, True),
     Case("KvHitRateLow", {_HITS: "0+30x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100",

@@ -211,7 +211,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         Watchdog(hub, directory.produces, Failover(cells, log, clock, random, reporter)).run(),
         edge.sweep(),
         edge.end_recalled_links(),
-        LeaseReaper(cells, log, clock, random, reporter).run(),
+        LeaseReaper(cells, log, clock, random, reporter, metrics.receive_lost_pools).run(),
         reporter.run(),
         LateBills(log, unbilled, reporter, random).run(),
         *([] if feed is None else [feed.run(edge.receive_revoked)]),

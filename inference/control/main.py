@@ -136,7 +136,10 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             running = [
                 tasks.create_task(clock.run(), name="clock"),
                 tasks.create_task(settlements.run(), name="settlements"),
-                tasks.create_task(LeaseReaper(cells, streams, clock, random, reporter).run(), name="reaper"),
+                tasks.create_task(
+                    LeaseReaper(cells, streams, clock, random, reporter, metrics.receive_lost_pools).run(),
+                    name="reaper",
+                ),
                 tasks.create_task(reporter.run(), name="bills"),
                 tasks.create_task(LateBills(streams, unbilled, reporter, random).run(), name="late bills"),
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import get_args
 
 from prometheus_client import CollectorRegistry
@@ -85,6 +85,7 @@ class ControllerMetrics:
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
+        self._lost = make.gauge(listed.POOL_LOST)
         self._failures = make.counter(listed.LOOK_FAILURES)
         self._records_skipped = make.counter(listed.RECORDS_SKIPPED)
         self._calls = make.counter(listed.SCALER_CALLS)
@@ -107,6 +108,12 @@ class ControllerMetrics:
         match event:
             case FleetEvent(what="dead"):
                 self._dead.inc()
+
+    def receive_lost_pools(self, pools: Collection[str]) -> None:
+        """Show all pools whose last replica has died."""
+        self._lost.clear()
+        for pool in pools:
+            self._lost.labels(pool).set(1)
 
     def receive_stuck(self) -> None:
         """Count a stuck replica that this controller drains."""

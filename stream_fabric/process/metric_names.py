@@ -356,6 +356,17 @@ DEAD = _add(
         (),
     )
 )
+POOL_LOST = _add(
+    Metric(
+        "pool_lost",
+        "gauge",
+        "bool",
+        "1 while the pool has no replica, because the last one died without a shutdown; for a day at most",
+        ("gateway", "controller"),
+        _POOL,
+        only="after a pool's last replica has died, from the process that recovered its streams",
+    )
+)
 FRAMES_PASSED_OVER = _add(
     Metric(
         "frames_passed_over_total",

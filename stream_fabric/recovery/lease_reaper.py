@@ -20,6 +20,7 @@ from stream_fabric.pool.records import Work
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
+from stream_fabric.recovery.lost_pools import LostPools
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Head
@@ -75,7 +76,9 @@ class LeaseReaper:
         clock: Clock,
         random: Random,
         reporter: FailoverReporter | None = None,
+        on_lost: Callable[[Collection[str]], None] | None = None,
     ) -> None:
+        """``on_lost`` is called with the names of all pools whose last replica has died, when they change."""
         self._pools = pools
         self._streams = streams
         self._clock = clock
@@ -85,6 +88,7 @@ class LeaseReaper:
         self._known: Sequence[str] = ()
         """Pools as they were last listed."""
         self._looks: dict[str, _Look] = {}
+        self._lost = None if on_lost is None else LostPools(pools, clock, on_lost)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:  # a long queue must not delay the recovery of dead replicas
@@ -97,6 +101,8 @@ class LeaseReaper:
         while True:
             try:
                 self._known = await self._pools.pools()
+                if self._lost is not None:
+                    await self._lost.renew(self._known)
             except FabricError as error:
                 log.warning("list of pools failed, retrying: error=%s", error)
             await self._rest()
@@ -144,6 +150,8 @@ class LeaseReaper:
             )
         late = [name for name, seen in expired.items() if seen.is_dead(now)]
         dead = [replica for replica in late if await self._claim(pool, replica, LEASE_TTL_S)]
+        if dead and self._lost is not None:
+            await self._lost.receive_dead(pool, dead, self._known)
         await _gather(partial(self._recover, pool), dead)
         self._looks[pool] = _Look(now, {name: seen for name, seen in expired.items() if name not in dead})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Literal
 
@@ -71,6 +72,7 @@ class Metrics:
             self._budget_events.labels(*kind)
         self.moderation = ModerationMetrics(make, "prompt")
         self._pools = CappedLabels()
+        self._lost = make.gauge(listed.POOL_LOST)
         self._begin_reads("", "none")
 
     def receive_stored(self, outcome: str) -> None:
@@ -94,6 +96,12 @@ class Metrics:
         match event:
             case FleetEvent(what="dead"):
                 self._dead.inc()
+
+    def receive_lost_pools(self, pools: Collection[str]) -> None:
+        """Show all pools whose last replica has died."""
+        self._lost.clear()
+        for pool in pools:
+            self._lost.labels(self._pools(pool)).set(1)
 
     def receive_passed_over(self, total: int) -> None:
         """Take the total of frames of unknown kinds that this process has passed over."""
