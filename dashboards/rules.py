@@ -422,7 +422,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "UsageDisagrees", "ticket", f"max by (namespace) ({listed.USAGE_DISAGREEMENTS.name}) > 0", "0m",
-        "The last nightly reconciliation found hours whose settled and billed usage differ",
+        "The last reconciliation found hours whose settled and billed usage differ",
         {listed.USAGE_DISAGREEMENTS.name: "0x10 2x40"}, {listed.USAGE_DISAGREEMENTS.name: "0x40"},
     ),
     Alert(

@@ -96,7 +96,7 @@ class ReconcileJob:
         """Moment of the last reconciliation, or of the start."""
 
     async def run(self) -> None:
-        """Run once a night until cancelled."""
+        """Run once a night until cancelled, and each hour while usage disagrees: a repair must end the alert."""
         self._done_us = self._clock.now_us()
         due_us = next_due_us(self._done_us, self._due_us)
         while True:
@@ -111,14 +111,18 @@ class ReconcileJob:
                 self._metrics.receive_comparison(0, 0)
                 continue
             try:
-                await self.reconcile(now_us)
+                agrees = await self.reconcile(now_us)
                 due_us = next_due_us(now_us, self._due_us)
+                due_us = due_us if agrees else min(due_us, now_us + _HOUR_US)
             except (*HTTP_ERRORS, FabricError) as error:
                 log.warning("usage not reconciled, retrying: error=%s", error or type(error).__name__)
                 due_us = now_us + int(self._retry_s * 1e6)
 
-    async def reconcile(self, now_us: int) -> None:
-        """Compare the closed hours and raise budgets. Raises one of ``HTTP_ERRORS`` or FabricError."""
+    async def reconcile(self, now_us: int) -> bool:
+        """Compare the closed hours and raise budgets. Return False where usage disagrees.
+
+        Raises one of ``HTTP_ERRORS`` or FabricError.
+        """
         until_us = (now_us - _LATE_US) // _HOUR_US * _HOUR_US
         body = {"from_us": until_us - self._days * _DAY_US, "until_us": until_us}
         answer = await self._post("/reconcile", body)
@@ -138,6 +142,7 @@ class ReconcileJob:
         self._metrics.receive_comparison(compared.found, compared.drift_tokens)
         self._done_us = self._clock.now_us()
         self._metrics.receive_reconciliation(self._done_us / 1e6)
+        return not compared.found
 
     async def billed_month(self, until_us: int) -> tuple[str, list[BilledMonth]]:
         """Return the month that ends at ``until_us`` or later, as 2026-11, and what was billed in it until then.

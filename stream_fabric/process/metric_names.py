@@ -562,7 +562,7 @@ USAGE_DISAGREEMENTS = _controller(
     "usage_disagreements",
     "gauge",
     "hours",
-    "Hours of a tenant and model whose settled and billed usage differ, in the last nightly reconciliation",
+    "Hours of a tenant and model whose settled and billed usage differ, in the last reconciliation",
     (),
     only=_RECONCILES,
 )
@@ -570,7 +570,7 @@ USAGE_DRIFT = _controller(
     "usage_drift_tokens",
     "gauge",
     "tokens",
-    "Tokens by which settled and billed usage differ, in the last nightly reconciliation",
+    "Tokens by which settled and billed usage differ, in the last reconciliation",
     (),
     only=_RECONCILES,
 )

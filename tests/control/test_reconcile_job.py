@@ -99,6 +99,28 @@ async def test_the_first_night_of_a_month_closes_the_month_before(telemetry: Tel
     assert (await job.billed_month(midnight + HOUR_US))[0] == "2026-12"
 
 
+async def test_it_runs_each_hour_while_usage_disagrees(telemetry: Telemetry) -> None:
+    """Else the alert would go on until the next night, whatever is repaired."""
+    metrics, clock = ControllerMetrics(), SetClock()
+    clock.at_us = NIGHT_US - 60_000_000
+    job = ReconcileJob(telemetry.url, "t", lambda: True, metrics, clock, look_s=0.01)
+    task = asyncio.create_task(job.run())
+    try:
+        await asyncio.sleep(0)
+        telemetry.found, clock.at_us = 1, NIGHT_US
+        await eventually(lambda: len(telemetry.bodies) == 1)
+        await eventually(lambda: value(metrics, "usage_disagreements") == 1)
+        telemetry.found, clock.at_us = 0, NIGHT_US + HOUR_US
+        await eventually(lambda: len(telemetry.bodies) == 2)
+        await eventually(lambda: value(metrics, "usage_disagreements") == 0)
+        clock.at_us = NIGHT_US + 2 * HOUR_US
+        await eventually(lambda: value(metrics, "usage_reconciled_age_seconds") == 3600)
+        assert len(telemetry.bodies) == 2, "it agrees: the next one is at night"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(telemetry: Telemetry) -> None:
     metrics, clock, leads = ControllerMetrics(), SetClock(), [False]
     clock.at_us = NIGHT_US - 60_000_000
