@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from stream_fabric.errors import StreamGwError
+from stream_fabric.errors import StreamGwError, from_info
 from stream_fabric.native import chunk
 from stream_fabric.stream.cursor import Cursor
-from stream_fabric.stream.frames import Status, is_end
+from stream_fabric.stream.frames import End, Note, Status, decode, is_end
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.base import HEARTBEAT, Encoder
 from stream_gw.transport.connection import ResponseWriter
@@ -126,7 +126,7 @@ class SseBody:
 class SseOutlet(SseBody):
     """``Outlet`` that writes a stream's events as HTTP chunks."""
 
-    __slots__ = ("_last", "_request_id", "encoder", "resume")
+    __slots__ = ("_begun", "_first", "_last", "_refusal", "_request_id", "encoder", "resume")
 
     def __init__(self, response: ResponseWriter, encoder: Encoder, request_id: str) -> None:
         self.encoder = encoder
@@ -134,10 +134,35 @@ class SseOutlet(SseBody):
         """Events with the terminal frame: they leave with the body's end."""
         self._request_id = request_id
         self.resume: Callable[[], None] = _nothing
+        self._begun = False
+        """True once an event of a frame came."""
+        self._first: asyncio.Future[None] | None = None
+        """Waits for the first event, the end, or the reader's leaving; None: nobody waits."""
+        self._refusal: StreamGwError | None = None
         super().__init__(response)
         opening = encoder.opening()
         if opening:
             self._put(opening)
+
+    async def refusal(self, within_s: float) -> StreamGwError | None:
+        """Wait for the stream's first event, at most ``within_s`` seconds, before ``open``.
+
+        Returns the error of a stream that failed without an event before: it can be the response itself.
+        """
+        if not self._begun and not self.done.done():
+            loop = asyncio.get_running_loop()
+            self._first = loop.create_future()
+            timer = loop.call_later(within_s, self._stop_waiting)
+            try:
+                await self._first
+            finally:
+                timer.cancel()
+                self._first = None
+        return self._refusal
+
+    def _stop_waiting(self) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
 
     def drained(self) -> None:
         self.resume()
@@ -156,9 +181,13 @@ class SseOutlet(SseBody):
         if data:
             self._silent = False
             if lines[-1][0] == _BRACE and is_end(lines[-1]):
+                if self._early is not None and not self._begun:
+                    self._refusal = _failure(lines)
                 self._last = data
             elif self._early is not None:
                 self._early.append(data)
+                self._begun = True
+                self._stop_waiting()
             else:
                 self._write(chunk(data))
 
@@ -179,6 +208,7 @@ class SseOutlet(SseBody):
 
     def end(self, status: Status) -> None:
         self._end(self._last)
+        self._stop_waiting()
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
         event = self.encoder.failure(error, self._request_id, cursor)
@@ -186,6 +216,21 @@ class SseOutlet(SseBody):
             self._response.connection.transport.abort()
             return
         self._end(self._last + event)
+        self._stop_waiting()
+
+    # --- ConnectionListener --------------------------------------------------------------------------------
+
+    def connection_lost(self) -> None:
+        super().connection_lost()
+        self._stop_waiting()
+
+
+def _failure(lines: list[bytes]) -> StreamGwError | None:
+    """Return the error of a stream whose frames are ``lines``; None: it has output, or ended without an error."""
+    *before, end = map(decode, lines)
+    if not isinstance(end, End) or end.error is None or not all(isinstance(frame, Note) for frame in before):
+        return None
+    return from_info(end.error)
 
 
 def _nothing() -> None:

@@ -34,6 +34,11 @@ from stream_gw.transport.whole_response import WholeResponse
 
 SWEEP_BATCH = 500
 """Connections that a sweep looks at in one loop turn."""
+_REFUSAL_S = 0.5
+"""Time that the head of a new stream's response waits for the first event.
+
+An engine refuses a request within milliseconds, and SDKs choose their exception, and whether to retry, by the status.
+"""
 
 
 class OpenStreamResponse:
@@ -130,7 +135,9 @@ class StreamRoutes:
             retried=request.is_retry,
             on_named=on_named,
         )
-        return await self.deliver(request, send, who, await self._gateway.streams.create(call), call.dialect)
+        opened = await self._gateway.streams.create(call)
+        wait_s = 0.0 if parsed.background else _REFUSAL_S
+        return await self.deliver(request, send, who, opened, call.dialect, refusal_s=wait_s)
 
     async def create_whole(
         self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
@@ -183,10 +190,13 @@ class StreamRoutes:
         opened: OpenedStream | None,
         dialect: str | None,
         encoder: Encoder | None = None,
+        refusal_s: float = 0.0,
     ) -> OpenStreamResponse | None:
         """Send the headers and the first heartbeat; the outlet then writes the stream's events.
 
-        ``encoder``: one that continues after the reader's position; None: one of the dialect is made.
+        ``encoder``: one that continues after the reader's position; None: one of the dialect is made. ``refusal_s``:
+        the time that the headers wait for the first event. Raises the error of a stream that fails within it, without
+        output.
         """
         if opened is None:
             await request.answer(204)
@@ -199,8 +209,13 @@ class StreamRoutes:
         self.outlets.add(outlet)
         self._readers[subscription] = who
         response = OpenStreamResponse(self, outlet, subscription)
-        writer.join_head()
         try:
+            if refusal_s:
+                connection.skip_body()  # a client that leaves would go unnoticed behind an unread large body
+                refusal = await outlet.refusal(refusal_s)
+                if refusal is not None:
+                    raise refusal
+            writer.join_head()
             await send(
                 {
                     "type": "http.response.start",

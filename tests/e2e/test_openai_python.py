@@ -218,6 +218,13 @@ def test_errors_are_the_sdks_classes(client: OpenAI, one: Gate) -> None:
     assert mismatch.value.code == "idempotency_mismatch"
 
 
+def test_what_the_engine_refuses_is_a_bad_request_also_of_a_stream(client: OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**{**ASK, "max_tokens": 1_000_000_000}, stream=stream)
+        assert refused.value.code == "context_length_exceeded"
+
+
 def test_a_request_is_not_sent_again_after_its_deadline(one: Gate) -> None:
     long = {**ASK, "max_tokens": 5000, "extra_body": {"deadline_s": 0.3}}
     retries = OpenAI(base_url=f"{one.url}/v1", api_key=one.key, timeout=20)
