@@ -136,7 +136,7 @@ class SseOutlet(SseBody):
         self.resume: Callable[[], None] = _nothing
         self._begun = False
         """True once an event of a frame came."""
-        self._first: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[StreamGwError | None] | None = None
         """Waits for the first event, the end, or the reader's leaving; None: nobody waits."""
         self._refusal: StreamGwError | None = None
         super().__init__(response)
@@ -144,25 +144,24 @@ class SseOutlet(SseBody):
         if opening:
             self._put(opening)
 
-    async def refusal(self, within_s: float) -> StreamGwError | None:
-        """Wait for the stream's first event, at most ``within_s`` seconds, before ``open``.
+    def refusal(self, within_s: float) -> asyncio.Future[StreamGwError | None]:
+        """Await the stream's first event, at most ``within_s`` seconds, before ``open``.
 
-        Returns the error of a stream that failed without an event before: it can be the response itself.
+        The result is the error of a stream that failed without an event before: it can be the response itself.
         """
-        if not self._begun and not self.done.done():
-            loop = asyncio.get_running_loop()
-            self._first = loop.create_future()
+        loop = asyncio.get_running_loop()
+        self._first = first = loop.create_future()
+        if self._begun or self.done.done():
+            self._stop_waiting()
+        else:
             timer = loop.call_later(within_s, self._stop_waiting)
-            try:
-                await self._first
-            finally:
-                timer.cancel()
-                self._first = None
-        return self._refusal
+            first.add_done_callback(lambda _: timer.cancel())
+        return first
 
     def _stop_waiting(self) -> None:
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
+        first, self._first = self._first, None
+        if first is not None and not first.done():
+            first.set_result(self._refusal)
 
     def drained(self) -> None:
         self.resume()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from stream_fabric.errors import BadRequest, StreamGwError
@@ -22,8 +20,7 @@ def code_of(error: StreamGwError | None) -> str | None:
 @pytest.mark.parametrize("before", [[], [encode(Note("prompt"))]])
 async def test_a_failure_without_output_is_a_refusal(before: list[bytes]) -> None:
     outlet = outlet_of(Connection())
-    waiting = asyncio.ensure_future(outlet.refusal(LONG_S))
-    await asyncio.sleep(0)
+    waiting = outlet.refusal(LONG_S)
     outlet.write(1, 1, [*before, FAILED])
     outlet.end("failed")
     error = await waiting
@@ -55,8 +52,7 @@ async def test_a_failure_after_output_is_an_event(joined: bool) -> None:
 @pytest.mark.parametrize("event", ["output", "cancel", "left", "time"])
 async def test_the_wait_ends_without_a_refusal(event: str) -> None:
     outlet = outlet_of(Connection())
-    waiting = asyncio.ensure_future(outlet.refusal(0.01 if event == "time" else LONG_S))
-    await asyncio.sleep(0)
+    waiting = outlet.refusal(0.01 if event == "time" else LONG_S)
     assert not waiting.done()
     if event == "output":
         outlet.write(1, 1, OPENING)
