@@ -61,7 +61,7 @@ def check_context(request: CreateRequest, context: int) -> None:
         body = _body_decoder.decode(request.body)
     except msgspec.ValidationError:  # a field that the engine refuses
         return
-    limit = f"the maximum context length of model {request.model!r} is {context} tokens, and "
+    limit = f"{told_context(context)}, and "
     if asked > context:
         raise ContextLengthExceeded(f"{limit}max_tokens is {asked}; set it to less", param="max_tokens")
     if body.truncate_prompt_tokens is not None or body.chat_template is not None:
@@ -74,6 +74,11 @@ def check_context(request: CreateRequest, context: int) -> None:
             "with a longer context",
             param=param,
         )
+
+
+def told_context(context: int) -> str:
+    """Return how an error tells the maximum context. Clients such as LiteLLM know OpenAI's and vLLM's words."""
+    return f"This model's maximum context length is {context} tokens"
 
 
 def prompt_tokens_least(request: CreateRequest) -> tuple[int, bool]:

@@ -48,9 +48,15 @@ async def test_beyond_the_context_is_400_at_the_gateway_and_costs_nothing(short:
     for body in (ask("a " * CONTEXT), ask("a " * CONTEXT, stream=False)):
         error = refusal(await short.ask("POST", path, body), 400, "context_length_exceeded")
         assert (error["param"], error["type"], error["retriable"]) == ("messages", "invalid_request_error", False)
-        assert "is 120 tokens, and messages takes at least 120;" in error["message"]
+        told = "This model's maximum context length is 120 tokens, and messages takes at least 120;"
+        assert error["message"].startswith(told)
+        # Anthropic's clients, Claude Code for one, shorten a conversation at these words
+        reply = await short.ask("POST", "/v1/messages", body)
+        assert reply.status == 400 and reply.json["error"]["message"].startswith(f"prompt is too long: {told}")
     error = refusal(await short.ask("POST", path, ask("Hi", CONTEXT + 1)), 400, "context_length_exceeded")
     assert error["param"] == "max_tokens"
+    reply = await short.ask("POST", "/v1/messages", ask("Hi", CONTEXT + 1))
+    assert reply.status == 400 and reply.json["error"]["message"].startswith("This model's maximum context length")
     # The plan allows one request a minute: those before took none of it
     reply = await short.ask("POST", path, ask("Hi"))
     assert reply.status == 200, reply

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import (
+    ContextLengthExceeded,
     FabricFull,
     GatewayFull,
     NoReplica,
@@ -58,7 +59,7 @@ def error_body(
     status = http_status(error)
     inner: dict[str, Any] = {
         "type": _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error"),
-        "message": error.message,
+        "message": _message(error),
         "code": error.code,
         "param": error.param,
         "retriable": error.retriable,
@@ -71,3 +72,9 @@ def error_body(
     if request_id is not None:
         body["request_id"] = request_id
     return msgspec.json.encode(body)
+
+
+def _message(error: StreamGwError) -> str:
+    """Return the message; a prompt that is too long begins with Anthropic's words, by which clients shorten it."""
+    is_prompt = error.code == ContextLengthExceeded.code and error.param != "max_tokens"
+    return f"prompt is too long: {error.message}" if is_prompt else error.message

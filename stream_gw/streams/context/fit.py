@@ -9,6 +9,7 @@ import msgspec
 from stream_fabric.errors import ContextLengthExceeded, StreamGwError, Unsupported
 from stream_fabric.limits import COMPACTION_KEPT_BYTES_MAX, COMPACTION_TOKENS_MAX
 from stream_gw.auth import Principal, pinned_regions
+from stream_gw.dialects.context import told_context
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.dialects.responses.requests import OPENAI, Asked
 from stream_gw.dialects.responses.truncation import Cuttable, input_limit
@@ -160,9 +161,9 @@ class Fitting:
             return await self._without(whole, len(whole.groups))  # the engine is the judge
         if tokens >= self._context:
             raise ContextLengthExceeded(
-                f"the maximum context length of model {made.model!r} is {self._context} tokens, and what truncation "
-                f"keeps of the input takes {tokens}: instructions, system messages, the last user message and what "
-                "came last; shorten them, or use a model with a longer context",
+                f"{told_context(self._context)}, and what truncation keeps of the input takes {tokens}: instructions, "
+                "system messages, the last user message and what came last; shorten them, or use a model with a longer "
+                "context",
                 param="input",
             )
         return made

@@ -25,7 +25,7 @@ from stream_fabric.limits import INPUTS_BYTES_MAX, INPUTS_MAX, INPUTS_PENDING_MA
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import InputCode, Page
 from stream_gw.auth import Principal
-from stream_gw.dialects.context import least_tokens
+from stream_gw.dialects.context import least_tokens, told_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.privacy.prompt_moderation import moderate_input
 from stream_gw.streams.admission import limited_input
@@ -130,8 +130,8 @@ class StreamInputs:
         needed = added + (0 if sizes.had_input else sizes.tokens)
         if context and needed >= context:
             raise ContextLengthExceeded(
-                f"the maximum context length of model {facts.model!r} is {context} tokens, and the conversation with "
-                f"this input takes at least {needed}; send a shorter input",
+                f"{told_context(context)}, and the conversation with this input takes at least {needed}; send a "
+                "shorter input",
                 param="item",
             )
 
