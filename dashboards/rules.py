@@ -621,15 +621,30 @@ def cases() -> dict[str, dict[str, Any]]:
     for case in CASES:
         name = f"{case.alert} {'fires' if case.fires else 'is quiet'} {case.why}"
         tests.append(_case(by_name[case.alert], name, case.series, case.at, case.fires))
-    # Each evaluation computes all rules: the cases of a day or more took as long as all others
-    short: list[dict[str, Any]] = []
-    long: list[dict[str, Any]] = []
+    # Each evaluation computes all rules: once a minute, they took a minute of CPU
+    files: dict[str, list[dict[str, Any]]] = {interval: [] for interval in _FILES}
     for test in tests:
-        (long if test["promql_expr_test"][0]["eval_time"].endswith("h") else short).append(test)
+        files[_interval(test["promql_expr_test"][0]["eval_time"])].append(test)
     return {
-        name: {"rule_files": ["recording.yaml", "alerts.yaml"], "evaluation_interval": interval, "tests": some}
-        for name, interval, some in (("tests.yaml", "1m", short), ("tests-days.yaml", "15m", long))
-    }
+        _FILES[interval]: {
+            "rule_files": ["recording.yaml", "alerts.yaml"], "evaluation_interval": interval, "tests": some,
+        }
+        for interval, some in files.items()
+    }  # fmt: skip
+
+
+_FILES = {"1m": "tests-minutes.yaml", "2m": "tests.yaml", "5m": "tests-hours.yaml", "15m": "tests-days.yaml"}
+"""Test files by the interval at which they evaluate the rules."""
+
+
+def _interval(at: str) -> str:
+    """Return the evaluation interval of a case that asks ``at`` this time. The time must be a multiple of it."""
+    if at.endswith("h"):
+        return "15m"
+    minutes = int(at.removesuffix("m"))
+    if minutes >= 60:
+        return "5m" if minutes % 5 == 0 else "1m"
+    return "2m" if minutes % 2 == 0 else "1m"
 
 
 def _case(alert: Alert, name: str, series: Series, at: str, fires: bool) -> dict[str, Any]:
