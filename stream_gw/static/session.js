@@ -7,7 +7,7 @@ import { local, remember, tab } from "./storage.js";
 const KEY = "sgw.key";
 const USER = "sgw.user";
 const EARLY_MS = 30_000; // time before its expiry at which a token is replaced
-const ANSWER_MS = 10_000; // time for the gateway to answer: a connection from before a sleep may be dead
+export const ANSWER_MS = 10_000; // time for the gateway to answer: a connection from before a sleep may be dead
 const LEND_MS = 300; // time for another tab to lend its token
 
 export async function errorOf(response) {
@@ -49,7 +49,7 @@ export class Session {
 
   async signIn(key) {
     tab.setItem(KEY, key);
-    this.token = null;
+    this.token = this.renewal = null; // what is asked for without the key is of no use
     return this.getToken();
   }
 
@@ -62,6 +62,16 @@ export class Session {
   async getToken({ refresh = false } = {}) {
     const isFresh = this.token && Date.now() < this.expiresAt - EARLY_MS;
     if (isFresh && !refresh) return this.token;
+    if (this.renewal) return this.renewal; // all who ask at once wait for one token
+    const over = () => {
+      if (this.renewal === renewal) this.renewal = null;
+    };
+    const renewal = this.renew().finally(over);
+    this.renewal = renewal;
+    return renewal;
+  }
+
+  async renew() {
     this.token = null;
     if (this.key) await this.mint();
     else await this.borrow();

@@ -20,6 +20,7 @@ import { MessageView } from "./view.js";
 
 const TITLE_CHARS = 48;
 
+const page = document.documentElement.dataset; // which part of the page is shown; shell.js has begun it
 const session = new Session();
 const images = new Images();
 const store = new Store({
@@ -42,21 +43,33 @@ let connection = "idle";
 // Session
 
 async function start() {
+  if (session.key) open(); // stored conversations and the message box need no token
   try {
     await session.getToken();
   } catch (error) {
-    // Without a network the page shows stored conversations, and the client keeps trying.
+    // Without a network the client keeps trying.
     if (!error.retriable) {
+      if (error.code === "invalid_api_key") session.signOut(); // or the next load would show the message box
       askForKey(error.code === "not_signed_in" ? "" : error.message);
       return;
     }
   }
-  $("gate").hidden = true;
-  $("app").hidden = false;
+  open();
+}
+
+/** Shows the "app" or the "gate". The page of an older gateway hides them by attribute. */
+function showPart(part) {
+  page.shows = part;
+  for (const each of ["app", "gate"]) $(each).hidden = each !== part;
+}
+
+function open() {
+  if (gateway) return;
+  showPart("app");
   gateway = new StreamGateway({ url: location.origin, getToken: (request) => session.getToken(request), onState });
   gateway.connect();
   if (isDenied) notify("This browser stores nothing for this page: its conversations end when you leave it.");
-  await models.load(session, notify);
+  models.load(session, notify);
   sidebar.purge();
   show(tab.getItem("sgw.current") ?? local.getItem("sgw.last"));
   $("prompt").focus();
@@ -65,10 +78,20 @@ async function start() {
 function askForKey(message) {
   gateway?.close();
   gateway = null;
-  $("app").hidden = true;
-  $("gate").hidden = false;
+  showPart("gate");
   $("sign-in-error").textContent = message;
   $("key").focus();
+}
+
+/** Takes over from shell.js, with what was sent before the modules came. */
+function takeOver() {
+  const form = page.sends && $(page.sends);
+  page.ready = "";
+  delete page.sends;
+  composer.fit();
+  if (!form) return;
+  notify("");
+  form.requestSubmit();
 }
 
 $("sign-in").addEventListener("submit", async (event) => {
@@ -406,4 +429,6 @@ const saveAll = () => answers.forEach((answer) => answer.save());
 addEventListener("pagehide", saveAll);
 document.addEventListener("visibilitychange", saveAll); // some phones never fire pagehide
 
-await start();
+const started = start();
+takeOver();
+await started;

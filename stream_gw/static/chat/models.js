@@ -42,6 +42,7 @@ export class Models {
       if (this.tries > 0) tell("");
       this.tries = 0;
     } catch (error) {
+      if (!session.token && !error.retriable) return; // the page asks for a key, and loads the list with it
       if (this.byId.size === 0) this.show(known());
       tell(`The list of models could not be loaded: ${error.message}`);
       if (error.retriable) {
