@@ -2,7 +2,7 @@
 // this tab, and no script of another page can read it.
 
 import { GatewayError } from "./client.js";
-import { errorOf } from "./session.js";
+import { ANSWER_MS, errorOf } from "./session.js";
 import { tab } from "./storage.js";
 
 const TOKEN = "sgw.ops.token";
@@ -26,16 +26,17 @@ export class OpsSession {
     }
   }
 
-  /** The key in the address of the page, once. */
-  takeKey() {
+  /** The key in the address of the page. It stays there until the gateway has answered: a reload needs it, too. */
+  keyInAddress() {
+    return new URLSearchParams(location.hash.slice(1)).get("key");
+  }
+
+  forgetAddress() {
     const fragment = new URLSearchParams(location.hash.slice(1));
-    const key = fragment.get("key");
-    if (key !== null) {
-      fragment.delete("key");
-      const rest = fragment.toString();
-      history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
-    }
-    return key;
+    if (!fragment.has("key")) return;
+    fragment.delete("key");
+    const rest = fragment.toString();
+    history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
   }
 
   async signIn(key) {
@@ -44,6 +45,7 @@ export class OpsSession {
       method: "POST",
       headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
       body: JSON.stringify({ scopes: ["admin"], expires_in_s: SHIFT_S }),
+      signal: AbortSignal.timeout(ANSWER_MS),
     }).catch(() => {
       throw new GatewayError("unreachable", "The gateway cannot be reached.", { retriable: true });
     });

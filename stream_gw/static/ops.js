@@ -1,5 +1,6 @@
 // The operations page: wires the session, the feed and the views. It is read-only.
 
+import { backoffMs } from "./client.js";
 import { $, el, themeButton } from "./dom.js";
 import { Feed, OpsSession } from "./ops-feed.js";
 import { exportButtons } from "./ops-export.js";
@@ -35,18 +36,39 @@ function announce(text) {
 
 // Session
 
-async function start() {
-  const key = session.takeKey();
+let signingIn = null; // the timer of the next try
+
+function start() {
+  const key = session.keyInAddress();
+  if (key) {
+    $("key").value = key;
+    signIn(key);
+  } else if (session.isSignedIn) open();
+  else askForKey("");
+}
+
+/** Signs in. While the gateway cannot answer, tries again until somebody changes the key. */
+async function signIn(key, tries = 0) {
+  clearTimeout(signingIn);
+  const button = $("sign-in").querySelector("button");
+  button.disabled = true;
   try {
-    if (key) await session.signIn(key);
+    await session.signIn(key);
   } catch (error) {
-    askForKey(error.message);
+    askForKey(error.retriable ? `${error.message} Trying again …` : error.message);
+    const pauseMs = Math.max((error.retryAfterS ?? 0) * 1000, backoffMs(tries));
+    if (error.retriable) signingIn = setTimeout(() => signIn(key, tries + 1), pauseMs);
+    else session.forgetAddress();
     return;
+  } finally {
+    button.disabled = false;
   }
-  if (!session.isSignedIn) {
-    askForKey("");
-    return;
-  }
+  $("key").value = "";
+  session.forgetAddress();
+  open();
+}
+
+function open() {
   $("gate").hidden = true;
   $("app").hidden = false;
   feed = new Feed(session, { onSnapshot, onState, onRefused: (error) => askForKey(error.message) });
@@ -65,22 +87,13 @@ function askForKey(message) {
   $("key").focus();
 }
 
-$("sign-in").addEventListener("submit", async (event) => {
+$("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
   const key = $("key").value.trim();
-  const button = $("sign-in").querySelector("button");
-  if (!key) return;
-  button.disabled = true;
-  try {
-    await session.signIn(key);
-    $("key").value = "";
-    await start();
-  } catch (error) {
-    askForKey(error.message);
-  } finally {
-    button.disabled = false;
-  }
+  if (key) signIn(key);
 });
+
+$("key").addEventListener("input", () => clearTimeout(signingIn));
 
 $("sign-out").addEventListener("click", () => askForKey(""));
 
@@ -321,4 +334,4 @@ addEventListener("hashchange", () => {
 });
 
 themeButton($("theme"));
-await start();
+start();
