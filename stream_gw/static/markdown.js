@@ -2,7 +2,7 @@
 // the list below.
 //
 // Each top-level block is rendered on its own. A finished block is rendered once; while an answer streams, only its
-// last block is rendered again.
+// last block is rendered again, and only the nodes of it that differ are replaced.
 
 import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
 import { copyText, el } from "./dom.js";
@@ -119,6 +119,28 @@ async function copyCode({ target }) {
   setTimeout(() => (target.textContent = "Copy"), COPIED_MS);
 }
 
+/**
+ * Makes a node look like `made`, and returns the node that is shown. Nodes that do not differ stay in the document,
+ * with the reader's selection, focus and scroll position.
+ */
+function patch(node, made) {
+  if (node.isEqualNode(made)) return node;
+  if (node.nodeType === Node.TEXT_NODE && made.nodeType === Node.TEXT_NODE) {
+    let same = 0;
+    while (same < node.length && node.data[same] === made.data[same]) same += 1;
+    node.replaceData(same, node.length - same, made.data.slice(same));
+    return node;
+  }
+  if (!node.cloneNode().isEqualNode(made.cloneNode())) {
+    node.replaceWith(made);
+    return made;
+  }
+  const children = [...made.childNodes];
+  while (node.childNodes.length > children.length) node.lastChild.remove();
+  children.forEach((child, at) => (at < node.childNodes.length ? patch(node.childNodes[at], child) : node.append(child)));
+  return node;
+}
+
 let colours = null; // the highlighter, loaded with the first code block that has a language
 
 /** Colours the code blocks of a node whose text is final. */
@@ -175,14 +197,16 @@ export class MarkdownView {
     let final = 0;
     const isFinal = (at) => blocks[at].tokens[0].type === "fence" || lines[blocks[at + 1].begin + 1] <= complete;
     while (final + 1 < blocks.length && isFinal(final)) final += 1;
-    for (const node of this.open) node.remove();
+    const shown = this.open;
     this.open = [];
     blocks.forEach((block, index) => {
-      const node = render(block);
-      this.root.append(node);
+      const made = render(block);
+      const node = index < shown.length ? patch(shown[index], made) : made;
+      if (index >= shown.length) this.root.append(node);
       if (index >= final) this.open.push(node);
       else colour(node);
     });
+    for (const node of shown.slice(blocks.length)) node.remove();
     if (final > 0) this.settled = offset + lines[blocks[final].begin];
     this.code = this.openCode(blocks.at(-1), rest.slice(lines[blocks.at(-1)?.begin ?? 0]));
   }
