@@ -28,6 +28,8 @@ Arg = str | bytes | int | float
 Push = Callable[[list[Any]], None]
 
 _INCOMPLETE = object()
+_TIMES = (9, 10)
+"""OpenSSL's codes of a certificate that is not valid yet, and of one that has expired."""
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 
 
@@ -93,9 +95,11 @@ class Login:
         """Make the error for a failed TLS handshake; its text says what to correct."""
         name = f"{self.what} at {server}"
         if isinstance(error, ssl_module.SSLCertVerificationError):
+            remedy = "name the CA that signed it as ?ca=<path of a PEM>, and the host as the certificate has it"
+            if error.verify_code in _TIMES:
+                remedy = "renew it, or correct this host's clock"
             return ConnectionRefused(
-                f"the certificate of {name} does not verify: {error.verify_message.rstrip('.')}; "
-                "name the CA that signed it as ?ca=<path of a PEM>, and the host as the certificate has it"
+                f"the certificate of {name} does not verify: {error.verify_message.rstrip('.')}; {remedy}"
             )
         return ConnectionRefused(
             f"{name} refuses TLS: {error.reason or error}; if it asks for a client's certificate, give "

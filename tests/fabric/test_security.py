@@ -255,6 +255,14 @@ async def test_what_is_said_of_certificates(server: RedisServer, authority: Auth
     assert f"localhost:{server.port}" in other_name and "'localhost'" in other_name and "does not verify" in other_name
 
 
+async def test_what_is_said_of_a_certificate_that_has_expired(authority: Authority) -> None:
+    expired = authority.issue("expired", "subjectAltName=IP:127.0.0.1", days=-1)
+    with RedisServer(Secured(authority)) as server:
+        server("CONFIG", "SET", "tls-cert-file", str(expired.cert), "tls-key-file", str(expired.key))
+        said = await told(server.url)
+    assert "certificate has expired" in said and "renew it" in said and "?ca=" not in said
+
+
 async def test_a_server_that_asks_for_certificates(authority: Authority, stranger: Authority) -> None:
     with RedisServer(Secured(authority, clients=True, password=ADMIN)) as mutual:
         async with connected(mutual.url) as client:

@@ -37,15 +37,15 @@ class Authority:
     def ca(self) -> Path:
         return self._own.cert
 
-    def issue(self, name: str, extension: str = "", subject: str = "") -> Certificate:
-        """``subject``: as ``/O=group/CN=user``; else the name."""
+    def issue(self, name: str, extension: str = "", subject: str = "", days: int = 2) -> Certificate:
+        """``subject``: as ``/O=group/CN=user``; else the name. ``days`` -1: it has expired."""
         issued = Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.cnf"
         extensions.write_text(f"authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n{extension}\n")
         self._run("req", "-new", *self._new(issued, name, subject), "-out", request)
         self._run(
             "x509", "-req", "-in", request, "-CA", self._own.cert, "-CAkey", self._own.key, "-CAcreateserial",
-            "-out", issued.cert, "-days", "2", "-extfile", extensions,
+            "-out", issued.cert, "-days", str(days), "-extfile", extensions,
         )  # fmt: skip
         return issued
 
