@@ -415,10 +415,10 @@ ALERTS: tuple[Alert, ...] = (
         {f'{listed.BUDGET_EVENTS.name}{{event="budget_warning",budget="tenant_hour"}}': "0x12 1x40"},
     ),
     Alert(
-        "BillsAtRisk", "page", f"max by (pool) ({listed.BILLS_AT_RISK.name}) == 1", "1m",
-        "Agents of pool {{ $labels.pool }} can neither deliver nor spool bills",
-        {f'{listed.BILLS_AT_RISK.name}{{pool="p"}}': "0x10 1x40"}, {f'{listed.BILLS_AT_RISK.name}{{pool="p"}}': "0x40"},
-        labels={"pool": "p"},
+        "BillsAtRisk", "page", f"max by (pool, instance) ({listed.BILLS_AT_RISK.name}) == 1", "1m",
+        "The agent {{ $labels.instance }} of pool {{ $labels.pool }} can neither deliver nor spool bills",
+        {f"{listed.BILLS_AT_RISK.name}{_AGENT}": "0x10 1x40"}, {f"{listed.BILLS_AT_RISK.name}{_AGENT}": "0x40"},
+        labels={"pool": "p", "instance": "i"},
     ),
     Alert(
         "UsageDisagrees", "ticket", f"max by (namespace) ({listed.USAGE_DISAGREEMENTS.name}) > 0", "0m",
