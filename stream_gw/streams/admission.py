@@ -166,7 +166,8 @@ class Admission:
         now = asyncio.get_running_loop().time()
         if now >= self._log_at:
             self._log_at = now + _LOG_EVERY_S
-            _log.warning("limits not checked, request admitted: tenant=%s error=%r", tenant, error)
+            why = str(error) or f"Redis did not answer in {LIMITS_WAIT_S_MAX:g} s"
+            _log.warning("limits not checked, request admitted: tenant=%s error=%s", tenant, why)
 
     @asynccontextmanager
     async def prepared(self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject]) -> AsyncIterator[None]:
