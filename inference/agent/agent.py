@@ -30,7 +30,7 @@ from inference.agent.steering.steering import Steering
 from inference.agent.streams import Streams
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.placement import ReplicaState
-from stream_fabric.ports import Clock, Engine, Random
+from stream_fabric.ports import Engine
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.recovery.failover import Failover
@@ -133,8 +133,3 @@ class Agent:
     @property
     def breaker_state(self) -> BreakerState:
         return self.load.breaker.state(asyncio.get_running_loop().time())
-
-
-def new_replica_id(name: str, clock: Clock, random: Random) -> ReplicaId:
-    """A replica id that no earlier process had: the name, the start time and six random hex digits."""
-    return ReplicaId(f"{name}-{clock.now_us() // 1_000_000:x}{random.token_hex(3)}")

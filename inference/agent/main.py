@@ -13,7 +13,7 @@ from itertools import chain, repeat
 
 import uvloop
 
-from inference.agent.agent import Agent, new_replica_id
+from inference.agent.agent import Agent
 from inference.agent.make_engine import make_engine
 from inference.agent.observe.bill_guard import BillGuard
 from inference.agent.observe.health import health_server
@@ -37,7 +37,7 @@ from stream_fabric.redis.streams import OnEnded, RedisStreamLog, check_partition
 from stream_fabric.redis.subscriber import subscriptions
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.redis.tenancy.unbilled import RedisUnbilled
-from stream_fabric.stream.ids import ReplicaId
+from stream_fabric.stream.ids import ReplicaId, new_replica_id
 from telemetry.emit.open import open_sink
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -81,7 +81,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
             return
         clock = FabricClock(client, HostClock(), HostRandom())
         name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
-        replica = new_replica_id(name, clock, HostRandom())
+        replica = new_replica_id(name, clock.now_us() // 1_000_000, HostRandom().token_hex(3))
         policy = _policy(settings, models, engine.loaded(), replica)
         metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
         opened = open_sink(settings, client, metrics.registry, HostClock(), HostRandom())

@@ -16,11 +16,12 @@ GatewayId = NewType("GatewayId", str)
 """Incarnation of a gateway process; a restarted gateway has a new id."""
 
 ReplicaId = NewType("ReplicaId", str)
-"""Incarnation of an agent process; a restarted agent has a new id."""
+"""Incarnation of an agent process; a restarted agent has a new id. Its end has the time of the process's start."""
 
 _PARTITION_BITS_MAX = 12
 """Bits of the hash that decide a partition: there are at most 4,096."""
 _STREAM_ID = re.compile(r"resp_[0-9a-f]{32}")
+_REPLICA_END = re.compile(r"-([0-9a-f]{8})[0-9a-f]{6}$")
 
 
 def new_stream_id(unix_ms: int, entropy: bytes) -> StreamId:
@@ -92,3 +93,14 @@ def spread_of(key: bytes) -> int:
 def partition_of(stream: StreamId, partitions: int) -> int:
     """Partition that holds the stream, in ``range(partitions)``."""
     return crc32(stream.encode()) % partitions
+
+
+def new_replica_id(name: str, unix_s: int, random_hex: str) -> ReplicaId:
+    """Make a replica id that no earlier process had: the name, the start time and six random hex digits."""
+    return ReplicaId(f"{name}-{unix_s:x}{random_hex}")
+
+
+def started_s(replica: ReplicaId) -> int:
+    """Return the unix time at which the replica's process started; 0: its id does not tell."""
+    found = _REPLICA_END.search(replica)
+    return int(found[1], 16) if found else 0

@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from itertools import islice
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricError, FabricUnavailable, ModelNotFound, NoReplica
@@ -31,7 +32,7 @@ from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.queue import Lane
 from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
-from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.ids import ReplicaId, StreamId, started_s
 from stream_gw.routing.holders import is_held
 from stream_gw.routing.homes import Homes
 from stream_gw.routing.models import LoadedModels, UnknownModels
@@ -56,6 +57,8 @@ class Served(NamedTuple):
     simulated: bool
     max_model_len: int = 0
     """As ``Directory.context`` returns it."""
+    since_s: int = 0
+    """Unix time at which the oldest of its replicas started; 0: it has none."""
 
 
 class Directory:
@@ -134,10 +137,10 @@ class Directory:
 
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and models of declared pools without a replica."""
-        declared = {model: Served(pool, False) for model, pool in self.homes.declared.items()}
-        return declared | {
-            model: Served(pool, info.simulated, self.context(pool, model))
-            for cell, infos in self._by_pool.items() for info in infos for model in info.models
+        replicas = [(started_s(info.replica), cell, info) for cell, infos in self._by_pool.items() for info in infos]
+        return {model: Served(pool, False) for model, pool in self.homes.declared.items()} | {
+            model: Served(pool, info.simulated, self.context(pool, model), since_s)
+            for since_s, cell, info in sorted(replicas, reverse=True, key=itemgetter(0)) for model in info.models
             if self.homes.live.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
 

@@ -86,8 +86,8 @@ class ServiceRoutes:
         if not self._image_models.isdisjoint((model, "*")):
             known["input_modalities"] = ["text", "image"]
         return {
-            "id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated,
-            **known,
+            "id": model, "object": "model", "created": served.since_s, "owned_by": served.pool,
+            "simulated": served.simulated, **known,
         }  # fmt: skip
 
     async def model(self, request: Request, send: Send) -> None:

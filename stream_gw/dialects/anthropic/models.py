@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Protocol
-
-_EPOCH = "1970-01-01T00:00:00Z"
-"""Stands for an unknown date, as Anthropic's reference says."""
 
 
 class Served(Protocol):
@@ -14,12 +12,15 @@ class Served(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def since_s(self) -> int: ...
 
 
 def model_json(model: str, served: Served) -> dict[str, Any]:
-    """Return the description of one model."""
+    """Return the description of one model. The epoch stands for an unknown date, as Anthropic's reference says."""
+    since = datetime.fromtimestamp(served.since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     known = {"max_input_tokens": served.max_model_len} if served.max_model_len else {}
-    return {"type": "model", "id": model, "display_name": model, "created_at": _EPOCH, **known}
+    return {"type": "model", "id": model, "display_name": model, "created_at": since, **known}
 
 
 def model_list(served: Sequence[tuple[str, Served]]) -> dict[str, Any]:
