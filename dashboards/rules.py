@@ -633,7 +633,7 @@ def cases() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-_FILES = {"1m": "tests-minutes.yaml", "2m": "tests.yaml", "5m": "tests-hours.yaml", "15m": "tests-days.yaml"}
+_FILES = {"1m": "tests-minutes.yaml", "2m": "tests.yaml", "3m": "tests-hours.yaml", "15m": "tests-days.yaml"}
 """Test files by the interval at which they evaluate the rules."""
 
 
@@ -643,7 +643,7 @@ def _interval(at: str) -> str:
         return "15m"
     minutes = int(at.removesuffix("m"))
     if minutes >= 60:
-        return "5m" if minutes % 5 == 0 else "1m"
+        return "3m" if minutes % 3 == 0 else "1m"
     return "2m" if minutes % 2 == 0 else "1m"
 
 
