@@ -25,6 +25,8 @@ SLEEP_SHARE = 0.15
 """Share of schedules that also ask replicas to sleep, wake and become warm."""
 YIELD_SHARE = 0.15
 """Share of schedules whose requests are batch work, which yields time and again."""
+BUDGET_SHARE = 0.2
+"""Share of schedules whose tenant has limits and budgets."""
 INPUT_SHARE = 0.2
 """Share of schedules whose clients send inputs to running streams."""
 DEATHS = (

@@ -8,11 +8,12 @@ import pickle
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stream_fabric.accounts.account import AccountState
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.redis.client import Partitions
 from stream_fabric.stream.frames import Usage
-from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.ids import StreamId, TenantId
 from stream_fabric.stream.log import StreamState
 from tests.sim.loop import Handle, Process
 from tests.sim.memory_pools import MemoryPool
@@ -48,7 +49,13 @@ class Shard:
         self.up = True
         self.generation = 0
         self.losses = 0
-        self.log = MemoryStreamLog(PARTITIONS.count, self._publish, lambda: world.now_ms)
+        self.ended: list[tuple[TenantId, StreamId, Usage]] = []
+        """Reserved streams that the script which runs has ended."""
+        self.log = MemoryStreamLog(
+            PARTITIONS.count, self._publish, lambda: world.now_ms, on_ended=lambda *each: self.ended.append(each)
+        )
+        self.account = AccountState()
+        """The account of the one tenant."""
         self.unbilled = MemoryUnbilled(self.log)
         self.pools: dict[str, MemoryPool] = {}
         self.keys: dict[str, str] = {}
@@ -62,13 +69,13 @@ class Shard:
 
     def _saved(self) -> bytes:
         log = self.log
-        parts = log.streams, log.pending, log._models, log.unbilled, self.pools, self.keys, self.settled
+        parts = log.streams, log.pending, log._models, log.unbilled, self.pools, self.keys, self.settled, self.account
         return pickle.dumps(parts)
 
     def _load(self, saved: bytes) -> None:
         log = self.log
         parts = pickle.loads(saved)
-        log.streams, log.pending, log._models, log.unbilled, self.pools, self.keys, self.settled = parts
+        log.streams, log.pending, log._models, log.unbilled, self.pools, self.keys, self.settled, self.account = parts
 
     def replicate(self) -> None:
         if self.up:
@@ -84,7 +91,7 @@ class Shard:
         before = self.log.streams
         if everything:
             self.log.streams, self.log.pending, self.log._models, self.log.unbilled = {}, {}, {}, {}
-            self.pools, self.keys, self.settled = {}, {}, {}
+            self.pools, self.keys, self.settled, self.account = {}, {}, {}, AccountState()
         else:
             self._load(self._kept)
         self._kept = self._saved()

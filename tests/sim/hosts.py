@@ -18,10 +18,11 @@ from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.subscriber import partition_channels
 from stream_fabric.stream.frames import ErrorInfo
-from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from stream_gw.auth import Authenticator, KeyStore
 from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
@@ -32,6 +33,7 @@ from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
+from tests.sim.accounts import AccountsDoor, payers
 from tests.sim.fabric import PARTITIONS, Link
 from tests.sim.loop import Process
 from tests.sim.ports import InboxDoor, IndexDoor, PoolsDoor, StreamDoor, SubscriberDoor, UnbilledDoor
@@ -42,8 +44,7 @@ if TYPE_CHECKING:
 MODEL = "m"
 POOL = "m"
 _ANYBODY = Authenticator(KeyStore(), TokenSigner(bytes(16)))
-_NO_ACCOUNTS: Any = None
-"""No tenant of the simulation has limits."""
+_PAYERS = Authenticator(payers(TenantId("t")), TokenSigner(bytes(16)))
 SETTINGS = GatewaySettings.model_construct(queue_wait_s=8.0, plain_grace_s=2.0, kept_grace_s=6.0)
 
 
@@ -109,7 +110,10 @@ class GatewayHost(Host):
     async def main(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             name = GatewayId(self.name)
-            streams, pools = StreamDoor(self.link, PARTITIONS), PoolsDoor(self.link)
+            accounts: Any = AccountsDoor(self.link)
+            settlements = Settlements(accounts, self.w.entropy)
+            streams = StreamDoor(self.link, PARTITIONS, on_ended=settlements.add)
+            pools = PoolsDoor(self.link)
             directory = Directory(pools, _no_plans)  # type: ignore[arg-type]
             client: Any = self.link
             clock, index, entropy = (
@@ -123,11 +127,11 @@ class GatewayHost(Host):
             parts = GatewayParts(
                 name,
                 SETTINGS,
-                _ANYBODY,
+                _PAYERS if "budget" in self.w.faults else _ANYBODY,
                 streams,  # type: ignore[arg-type]
                 pools,  # type: ignore[arg-type]
                 index,  # type: ignore[arg-type]
-                _NO_ACCOUNTS,
+                accounts,
                 clock,
                 entropy,
                 hub,
@@ -143,6 +147,7 @@ class GatewayHost(Host):
             for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):
                 tasks.create_task(work)
             tasks.create_task(LeaseReaper(pools, streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
+            tasks.create_task(settlements.run())
             tasks.create_task(reporter.run())
             tasks.create_task(LateBills(streams, unbilled, reporter, self.w.entropy).run())  # type: ignore[arg-type]
             await hub.subscription.wait_ready()
@@ -153,11 +158,13 @@ class ControllerHost(Host):
     async def main(self) -> None:
         client: Any = self.link
         clock = FabricClock(client, self.w.clock, self.w.entropy)
-        streams = StreamDoor(self.link, PARTITIONS)
+        settlements = Settlements(AccountsDoor(self.link), self.w.entropy)  # type: ignore[arg-type]
+        streams = StreamDoor(self.link, PARTITIONS, on_ended=settlements.add)
         unbilled = UnbilledDoor(self.link)
         reporter = FailoverReporter(self.w.events, clock, streams, unbilled)  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(clock.run())
+            tasks.create_task(settlements.run())
             tasks.create_task(LeaseReaper(PoolsDoor(self.link), streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
             tasks.create_task(reporter.run())
             tasks.create_task(LateBills(streams, unbilled, reporter, self.w.entropy).run())  # type: ignore[arg-type]
@@ -190,8 +197,10 @@ class AgentHost(Host):
         )
         client: Any = self.link
         clock = FabricClock(client, w.clock, w.entropy)
+        accounts: Any = AccountsDoor(self.link)
+        settlements = Settlements(accounts, w.entropy)
         ports = AgentPorts(
-            log=StreamDoor(self.link, PARTITIONS, self.replica),
+            log=StreamDoor(self.link, PARTITIONS, self.replica, settlements.add),
             pools=PoolsDoor(self.link),  # type: ignore[arg-type]
             inbox=InboxDoor(self.link, POOL, self.replica),
             subscribe=self.subscribe,
@@ -199,14 +208,16 @@ class AgentHost(Host):
             random=w.entropy,
             events=w.events,
             unbilled=UnbilledDoor(self.link),
+            accounts=accounts,
         )
         self.agent = Agent(policy, self.replica, engine, ports)
         async with asyncio.TaskGroup() as tasks:
-            ticking = tasks.create_task(clock.run())
+            background = [tasks.create_task(clock.run()), tasks.create_task(settlements.run())]
             try:
                 await self.agent.run()
             finally:
-                ticking.cancel()
+                for task in background:
+                    task.cancel()
 
 
 class WorldEngine(SimEngine):

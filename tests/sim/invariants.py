@@ -24,6 +24,7 @@ from stream_fabric.stream.frames import (
 )
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import StreamState
+from tests.sim.accounts import check_account
 from tests.sim.client import Client, Spec
 from tests.sim.hosts import SETTINGS
 from tests.sim.witness import require
@@ -77,6 +78,8 @@ def check(world: World) -> None:
     for client in world.clients:
         _check_client(world, client)
     _check_speed(world)
+    if "budget" in world.faults and lossless(world):
+        check_account(world)
 
 
 def lines_of(state: StreamState) -> list[bytes]:

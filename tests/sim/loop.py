@@ -173,7 +173,7 @@ class Loop(asyncio.AbstractEventLoop):
             while self._ready:
                 handle = self._ready.popleft()
                 if handle.callback is not None:
-                    # RuntimeError: a task would begin while its group ends. AssertionError: a planted bug acts once more
+                    # RuntimeError: a task would begin while its group ends. AssertionError: a planted bug acts again
                     with suppress(RuntimeError, AssertionError):
                         handle.callback(*handle.args)
         for task in self._tasks:

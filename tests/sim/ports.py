@@ -17,6 +17,7 @@ from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Inbound, LeaseReport, ReplicaInfo, Work
 from stream_fabric.redis.client import Partitions
+from stream_fabric.redis.streams import OnEnded, leave_to_check
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Status, StoredInput, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
@@ -32,8 +33,15 @@ _PAGE_ENTRIES_MAX = 4
 class StreamDoor:
     """``RedisStreamLog``."""
 
-    def __init__(self, client: Link, partitions: Partitions, replica: ReplicaId | None = None) -> None:
+    def __init__(
+        self,
+        client: Link,
+        partitions: Partitions,
+        replica: ReplicaId | None = None,
+        on_ended: OnEnded = leave_to_check,
+    ) -> None:
         self._link = client
+        self._on_ended = on_ended
         self._w = client.w
         self._replica = replica or ReplicaId("")
 
@@ -44,6 +52,18 @@ class StreamDoor:
 
     def _shard(self, stream: StreamId) -> Shard:
         return self._w.fabric.of_partition(self.partition(stream))
+
+    async def _end(self, name: str, shard: Shard, step: Callable[[], T]) -> T:
+        """Run a script that may end streams; its reply tells which of them their account must settle."""
+
+        def run() -> tuple[T, list[tuple[TenantId, StreamId, Usage]]]:
+            shard.ended.clear()
+            return step(), list(shard.ended)
+
+        result, ended = await self._link.call(name, shard, run)
+        for each in ended:
+            self._on_ended(*each)
+        return result
 
     async def create(
         self,
@@ -81,7 +101,7 @@ class StreamDoor:
                 seen.appended(batch, replies, self._replica)
             return replies
 
-        return await self._link.call("append", shard, step)
+        return await self._end("append", shard, step)
 
     async def input(self, stream: StreamId, tenant: TenantId, key: str, item: msgspec.Raw, at_us: int = 0) -> InputCode:
         shard = self._shard(stream)
@@ -102,7 +122,7 @@ class StreamDoor:
                 seen.cancelled(stream, reply)
             return reply
 
-        return await self._link.call("cancel", shard, step)
+        return await self._end("cancel", shard, step)
 
     async def fence(
         self,
@@ -123,7 +143,7 @@ class StreamDoor:
                     seen.fenced(stream, replica, epoch, listed, withdraws=withdraws)
             return fenced
 
-        return await self._link.call("fence", shard, step)
+        return await self._end("fence", shard, step)
 
     async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
         shard = self._shard(stream)

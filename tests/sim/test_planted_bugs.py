@@ -16,6 +16,7 @@ import pytest
 import inference.agent.continuation
 import inference.agent.running
 import inference.agent.steering.takeover
+import stream_fabric.recovery.settlements
 import stream_gw.delivery.hub
 import stream_gw.streams.create
 import tests.sim.hosts
@@ -26,6 +27,7 @@ from inference.agent.lease import Lease
 from inference.agent.requests import Requests
 from inference.agent.running import RunningStream
 from inference.agent.sleep_controller import SleepController
+from stream_fabric.accounts.account import Settlement
 from stream_fabric.errors import StreamGwError
 from stream_fabric.pool.placement import Placed
 from stream_fabric.pool.records import Arrival, Candidate, EngineRequest, Work
@@ -242,6 +244,14 @@ class SettlingDoor(StreamDoor):
         if taken is not None and stream in shard.log.streams:
             self._w.witness.settle(shard, stream, shard.log.streams[stream])
         return taken
+
+
+# --- accounts ----------------------------------------------------------------------------------------------
+
+
+def settle_output_only(stream: StreamId, usage: Usage) -> Settlement:
+    """The prompt costs nothing."""
+    return Settlement(stream, usage.output, 1, 0, usage.output)
 
 
 # --- producers ---------------------------------------------------------------------------------------------
@@ -497,6 +507,9 @@ PLANTED: dict[str, Bug] = {
     ),
     "a takeover of what was cancelled": Bug([(LOG, "StreamState", RevivingState)], "5:", faults=["agent", "cancel"]),
     "a takeover that settles": Bug([(tests.sim.hosts, "StreamDoor", SettlingDoor)], "5:"),
+    "a settlement without the prompt": Bug(
+        [(stream_fabric.recovery.settlements, "settlement_of", settle_output_only)], "5:", faults=["budget"]
+    ),
     "a producer that rewrites": Bug([(RUNNING, "Producer", RewritingProducer)], "2:"),
     "a producer that bills what came later": Bug([(RUNNING, "Producer", DriftingUsageProducer)]),
     "a producer that gives up on a lost tail": Bug([(RUNNING, "Producer", StubbornProducer)], faults=["failover"]),

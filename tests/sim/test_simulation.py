@@ -77,7 +77,7 @@ def test_a_seed_is_a_schedule() -> None:
 def test_schedules_reach_what_they_are_for() -> None:
     """Streams end in every way and go on elsewhere at every point, clients resume, tails are lost and written again:
     no claim is empty."""
-    wanted = [f"fault {name}" for name in (*FAULTS, "sleep", "yield")] + ["an engine slept"]
+    wanted = [f"fault {name}" for name in (*FAULTS, "sleep", "yield", "budget")] + ["an engine slept"]
     wanted += ["stream completed", "stream cancelled", "stream failed", "client end", "client told", "client reset"]
     wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
     wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]

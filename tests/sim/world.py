@@ -15,7 +15,7 @@ from stream_fabric.events import Event
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.ids import StreamId
 from tests.sim import invariants as verdict
-from tests.sim.chaos import DEATHS, FAULTS, INPUT_SHARE, SLEEP_SHARE, YIELD_SHARE, Chaos
+from tests.sim.chaos import BUDGET_SHARE, DEATHS, FAULTS, INPUT_SHARE, SLEEP_SHARE, YIELD_SHARE, Chaos
 from tests.sim.client import Client, Spec
 from tests.sim.fabric import Fabric, Network
 from tests.sim.fakes import Planted, SeededRandom, WorldClock, planted_bugs
@@ -67,6 +67,8 @@ class World:
             drawn.add("yield")
         if random.Random(-2_000_000_007 - seed).random() < INPUT_SHARE:
             drawn.add("input")
+        if random.Random(-3_000_000_007 - seed).random() < BUDGET_SHARE:
+            drawn.add("budget")
         self.faults = {*faults} if plan else {*drawn, *faults}
         self.faults_end_s = 8.0 if self.faults & {*DEATHS, "queue", "deadline"} else 4.0
         self.lease_ttl_s = r.choice((1.0, 1.0, 3.0))
