@@ -6,12 +6,12 @@ a string or as a part. Engines build the same prompt of them, so their KV cache 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import BadRequest
+from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.json_bounds import decode_text
 from stream_fabric.limits import PROMPT_CHOICES_MAX
 
@@ -103,3 +103,11 @@ def check_prompts(prompt: str | list[Any], n: int) -> int:
             param="prompt",
         )
     return len(prompt)
+
+
+def check_answerable(fields: Mapping[str, msgspec.Raw]) -> None:
+    """Check that a chat asks for no answer that streams cannot carry. Raises Unsupported."""
+    if "functions" in fields and msgspec.json.decode(fields["functions"]):
+        raise Unsupported("functions are not taken here; send them as tools, with tool_choice", param="functions")
+    if "modalities" in fields and "audio" in (msgspec.json.decode(fields["modalities"]) or ()):
+        raise Unsupported("this platform makes text only; send modalities without audio", param="modalities")

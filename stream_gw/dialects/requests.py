@@ -17,7 +17,7 @@ from stream_fabric.limits import (
     REPAIRS_MAX,
     USER_CHARS_MAX,
 )
-from stream_gw.dialects.prompt import chat_prompt, check_prompts
+from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_prompts
 from stream_gw.dialects.sessions import cache_key_of, conversation_of
 
 Generated = Literal["chat", "completions"]
@@ -47,7 +47,7 @@ _ENGINE_TYPES: dict[str, Any] = {
         bool | None,
     ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), list[int] | None),
-    "bad_words": list[str] | None,
+    **dict.fromkeys(("bad_words", "modalities"), list[str] | None),
     "logit_bias": dict[str, float] | None,
     "logprobs": bool | int | None,
     **dict.fromkeys(("chat_template_kwargs", "response_format"), dict[str, msgspec.Raw] | None),
@@ -158,6 +158,7 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
         messages = field(fields, "messages", list[_Message], required=True)
         if not messages:
             raise BadRequest("messages must have at least one message", param="messages")
+        check_answerable(fields)
     else:
         _check_best_of(fields, n)
         n *= check_prompts(field(fields, "prompt", str | list[str | int | list[int]], required=True), n)

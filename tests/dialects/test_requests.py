@@ -313,6 +313,26 @@ def test_best_of_is_refused(best_of: int, n: int | None) -> None:
     assert raised.value.param == "best_of"
 
 
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"functions": [{"name": "weather", "parameters": {}}], "function_call": "auto"}, "functions"),
+        ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}, "modalities"),
+    ],
+)
+def test_an_answer_that_no_stream_can_carry_is_refused(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(Unsupported) as raised:
+        chat(**more)
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("functions", []), ("functions", None), ("modalities", ["text"]), ("modalities", None)]
+)
+def test_fields_that_ask_for_text_alone_are_accepted(name: str, value: Any) -> None:
+    chat(**{name: value})
+
+
 @pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completions", "prompt")])
 def test_a_missing_field_is_named(kind: Generated, field: str) -> None:
     for body, name in ((b"{}", "model"), (b'{"model":"m"}', field)):
