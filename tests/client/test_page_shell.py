@@ -91,19 +91,20 @@ async def test_a_conversation_shows_before_the_token_comes(page: Page, context: 
 
 @pytest.mark.parametrize("path", ["/static/chat/view.js", "/static/chat/main.js", "/static/chat/chat.css"])
 async def test_a_page_whose_files_do_not_all_come_loads_again(context: BrowserContext, path: str) -> None:
-    left = [2]
+    is_lost = True
 
     async def lose(route: Route) -> None:
-        left[0] -= 1
-        await (route.abort() if left[0] >= 0 else route.continue_())
+        await (route.abort() if is_lost else route.continue_())
 
     await context.route(f"**{path}", lose)
     page = await begun(context, f"/#key={KEY}")
-    await page.fill("#prompt", "Hello")
     await expect(page.locator(".broken")).to_contain_text("Trying again")
+    await page.fill("#prompt", "Hello")
+    is_lost = False
     await expect(page.locator("#connection")).to_have_text("Connected")
     await expect(page.locator("#prompt")).to_have_value("Hello")
     await expect(page.locator(".broken")).to_have_count(0)
+    await page.wait_for_load_state()
     assert await page.evaluate("sessionStorage.getItem('sgw.reloads')") is None
 
 
