@@ -82,6 +82,7 @@ def _post(url: str, token: str | None) -> _Told:
         with urllib.request.urlopen(request, timeout=HTTP_S) as answer:  # noqa: S310
             return msgspec.json.decode(answer.read(), type=_Told)
     except urllib.error.HTTPError as error:
-        if error.code in _REFUSALS:
-            raise msgspec.json.decode(error.read(), type=_Refusal).error.exception() from error
-        raise
+        with error:  # it is a response too, and holds its connection
+            if error.code in _REFUSALS:
+                raise msgspec.json.decode(error.read(), type=_Refusal).error.exception() from error
+            raise
