@@ -17,6 +17,8 @@ from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import Open, Usage, encode, encode_text
 from stream_fabric.stream.ids import new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import StreamFacts, StreamMeta
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.body_bytes import BodyBytes
@@ -55,9 +57,16 @@ def opened(lines: tuple[bytes, ...]) -> OpenedStream:
 
 
 @pytest.mark.parametrize("dialect", ["anthropic.messages", "vercel.ui", "openai.responses"])
-async def test_an_encoder_of_many_frames_is_made_beside_the_loop(dialect: str) -> None:
-    turns, _ = await turns_of(opened(LINES).encoder(dialect))
-    assert turns > 0
+async def test_an_encoder_of_many_frames_is_made_beside_the_loop(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def make(dialect: str, facts: StreamFacts) -> Encoder:
+        threads.append(threading.get_ident())
+        return encoder_for(dialect, facts)
+
+    monkeypatch.setattr("stream_gw.streams.opened.encoder_for", make)
+    await opened(LINES).encoder(dialect)
+    assert threads != [threading.get_ident()]
     turns, _ = await turns_of(opened(LINES[:100]).encoder(dialect))
     assert turns == 0, "a thread costs more than a few frames, and a new stream must be read in the turn it is made"
 
