@@ -44,6 +44,7 @@ class LostPools:
         now_us = self._clock.monotonic_us()
         for pool, since_us in list(self._since_us.items()):
             cells = [name for name in listed if pool_of(name) == pool]
-            if now_us - since_us > _KEPT_US or any([await self._pools.replicas(cell) for cell in cells]):
+            infos = [info for cell in cells for info in await self._pools.replicas(cell)]
+            if now_us - since_us > _KEPT_US or any(info.state != "draining" for info in infos):
                 del self._since_us[pool]
                 self._on_change(self._since_us.keys())

@@ -96,4 +96,6 @@ async def test_a_pool_is_lost_although_another_replica_drains(lost: Lost) -> Non
     await lost.renew("drains", "leaves", LONG_S, "draining")
     await lost.renew("drains", "dies", SHORT_S)
     await eventually(lambda: lost.told == {"drains"}, "the pool to be lost")
+    await lost.renew("later", "dies", SHORT_S)  # the pools are listed many times until then
+    await eventually(lambda: lost.told == {"drains", "later"}, "both pools to be lost")
     await lost.pools.retire("drains", ReplicaId("leaves"), leaving=True)
