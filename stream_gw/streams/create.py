@@ -205,7 +205,8 @@ class StreamCreation:
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
         try:
-            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder, reservation))
+            new = _NewStream(call, work, cell, user, now_ms, subscription, ladder, reservation)
+            queued = await self._create_and_place(new)
         except BaseException as error:
             trace.role = "refused"
             if isinstance(error, StreamGwError):
@@ -221,6 +222,7 @@ class StreamCreation:
             (),
             subscription.attach,
             attached=False,
+            queued=queued,
             headers=headers,
         )
 
@@ -258,8 +260,8 @@ class StreamCreation:
 
     # --- a new stream --------------------------------------------------------------------------------------
 
-    async def _create_and_place(self, new: _NewStream) -> None:
-        """Create the stream and place its request at the same time.
+    async def _create_and_place(self, new: _NewStream) -> bool:
+        """Create the stream and place its request at the same time. Return whether it waits in the queue.
 
         Raises StreamGwError; the stream is then withdrawn, and its key is free once that is certain.
         """
@@ -298,6 +300,7 @@ class StreamCreation:
             await asyncio.shield(self._withdraw(new, error))
             raise error
         self._note_placed(new, placed, outcome, hashes)
+        return isinstance(placed, Queued)
 
     async def _create_stream(self, call: CreateCall, work: Work) -> CreateCode:
         """Create the stream. It may end before the reply of its placement is read: its reader has created it then."""

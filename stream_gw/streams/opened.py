@@ -33,6 +33,8 @@ class OpenedStream:
     subscribe: Callable[[Outlet], Subscription]
     """Deliver the stream to the outlet. Raises TooMany."""
     attached: bool
+    queued: bool = False
+    """True while no replica has room for its request."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that tell the caller what is left of its limits."""
 

@@ -136,7 +136,7 @@ class StreamRoutes:
             on_named=on_named,
         )
         opened = await self._gateway.streams.create(call)
-        wait_s = 0.0 if parsed.background else _REFUSAL_S
+        wait_s = 0.0 if parsed.background or call.after is not None else _REFUSAL_S
         return await self.deliver(request, send, who, opened, call.dialect, refusal_s=wait_s)
 
     async def create_whole(
@@ -210,7 +210,7 @@ class StreamRoutes:
         self._readers[subscription] = who
         response = OpenStreamResponse(self, outlet, subscription)
         try:
-            if refusal_s:
+            if refusal_s and not opened.queued:  # one that waits is told its place at once
                 connection.skip_body()  # a client that leaves would go unnoticed behind an unread large body
                 refusal = await outlet.refusal(refusal_s)
                 if refusal is not None:
