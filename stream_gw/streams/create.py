@@ -215,16 +215,9 @@ class StreamCreation:
             raise
         assert trace.facts is not None
         return OpenedStream(
-            stream,
-            str(epoch),
-            trace.facts,
-            Cursor(epoch.n, 0),
-            (),
-            subscription.attach,
-            attached=False,
-            queued=queued,
-            headers=headers,
-        )
+            stream, str(epoch), trace.facts, Cursor(epoch.n, 0), (), subscription.attach,
+            attached=False, queued=queued, headers=headers,
+        )  # fmt: skip
 
     def _create_record(self, tenant: TenantId, work: Work) -> Coroutine[Any, Any, CreateCode]:
         """Create the stream's record with this gateway as first watcher."""
