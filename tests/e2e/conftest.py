@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext
 
+from tests.client.browser import PATIENCE_MS
 from tests.gateway.processes import Process, Running, running
 from tests.gateway.wire import Gate
 from tests.support.missing import missing
@@ -72,3 +75,11 @@ def node() -> str:
     if binary is None or not (NODE_FOLDER / "node_modules" / "@anthropic-ai").exists():
         missing("needs node on PATH and the packages of tests/node; run: make node")
     return binary
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
+    made = await browser.new_context()
+    made.set_default_timeout(PATIENCE_MS)
+    yield made
+    await made.close()

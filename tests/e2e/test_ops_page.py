@@ -7,13 +7,12 @@ import json
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
 from stream_fabric.pool.plan import PoolPlan
@@ -80,14 +79,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         agent = Process("agent", "--replica", HOSTILE, "--sim", f"model={model},itl_ms=3,ttft_ms=20", **env)
         with gateway, agent:
             yield Fleet(gates, Gate(gateway.facts["url"], gateway.pid, tenant), operator, model, facts)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    made = await browser.new_context()
-    made.set_default_timeout(PATIENCE_MS)
-    yield made
-    await made.close()
 
 
 async def test_the_page_shows_the_fleet_and_why_a_request_took_so_long(context: BrowserContext, fleet: Fleet) -> None:

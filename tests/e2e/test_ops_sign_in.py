@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Route, expect
+from playwright.async_api import BrowserContext, Route, expect
 
-from tests.client.browser import PATIENCE_MS
 from tests.e2e.ops_pages import opened
 from tests.gateway.wire import Gate
 
@@ -28,14 +24,6 @@ class Tokens:
             await route.abort()
         else:
             await route.fulfill(status=status, body="upstream is down")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    made = await browser.new_context()
-    made.set_default_timeout(PATIENCE_MS)
-    yield made
-    await made.close()
 
 
 async def test_a_key_in_the_address_outlives_a_gateway_that_is_down(context: BrowserContext, one: Gate) -> None:

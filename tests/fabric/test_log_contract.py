@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -188,23 +188,6 @@ class RedisFabric(Fabric):
             if ttl != -2:
                 ttls[suffix] = ttl
         return ttls
-
-
-@pytest.fixture(params=["memory", "redis", "redis-publish", "cluster", "cluster-publish"])
-async def fabric(request: pytest.FixtureRequest) -> AsyncIterator[Fabric]:
-    if request.param == "memory":
-        yield MemoryFabric()
-        return
-    kind, _, publish = request.param.partition("-")
-    client = RedisClient(request.getfixturevalue("redis_url" if kind == "redis" else "redis_cluster_url"))
-    await client.start()
-    if publish:
-        client.publish, client.publish_is_counted = "PUBLISH", kind == "redis"
-    fabric = RedisFabric(client)
-    yield fabric
-    for stop in fabric.stop:
-        await stop()
-    await client.close()
 
 
 def text(first: int, last: int) -> list[bytes]:

@@ -76,14 +76,6 @@ class Pool:
         return RedisInbox(self.client, self.name, replica)
 
 
-@pytest.fixture(params=["redis", "cluster"])
-async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
-    client = RedisClient(request.getfixturevalue("redis_url" if request.param == "redis" else "redis_cluster_url"))
-    await client.start()
-    yield Pool(client)
-    await client.close()
-
-
 def replica(name: str) -> ReplicaId:
     return ReplicaId(f"{name}-{os.urandom(3).hex()}")
 

@@ -19,11 +19,8 @@ from tests.fabric.test_log_contract import (
     Fabric,
     batch,
     ending,
-    fabric,
 )
 from tests.support.waiting import eventually
-
-__all__ = ["fabric"]
 
 
 async def kept(fabric: Fabric, retention_s: int | None, *watchers: str) -> StreamId:

@@ -21,7 +21,6 @@ from tests.fabric.test_log_contract import (
     RedisFabric,
     batch,
     ending,
-    fabric,  # noqa: F401  # the fixture
 )
 from tests.support import memory_log
 from tests.support.memory_log import MemoryUnbilled
@@ -32,7 +31,7 @@ USED = Usage(10, 4, 2, 3, 1)
 Late = Callable[[], Awaitable[dict[StreamId, int]]]
 
 
-def unbilled_of(fabric: Fabric) -> Unbilled:  # noqa: F811
+def unbilled_of(fabric: Fabric) -> Unbilled:
     if isinstance(fabric, RedisFabric):
         return RedisUnbilled(fabric.log._client, fabric.partitions)
     return MemoryUnbilled(fabric.log)
@@ -44,7 +43,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "BILL_LATE_S", LATE_S)
 
 
-async def begun(fabric: Fabric, count: int) -> list[StreamId]:  # noqa: F811
+async def begun(fabric: Fabric, count: int) -> list[StreamId]:
     """Begin streams of one partition."""
     streams = [await fabric.create(partition=0) for _ in range(count)]
     for stream in streams:
@@ -52,7 +51,7 @@ async def begun(fabric: Fabric, count: int) -> list[StreamId]:  # noqa: F811
     return streams
 
 
-async def test_fenced_streams_are_unbilled_until_removed(fabric: Fabric) -> None:  # noqa: F811
+async def test_fenced_streams_are_unbilled_until_removed(fabric: Fabric) -> None:
     unbilled = unbilled_of(fabric)
     completed, cancelled, fenced, later, withdrawn, live = streams = await begun(fabric, 6)
     unborn = await fabric.create(partition=0)

@@ -24,7 +24,7 @@ from stream_fabric.stream.cursor import BEGINNING, Epoch
 from stream_fabric.stream.frames import Delta, End, Usage, decode, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Append, AppendCode
-from tests.fabric.test_pools import ACME, Pool, new_stream, pool, replica, work  # noqa: F401  # the fixture
+from tests.fabric.test_pools import ACME, Pool, new_stream, replica, work
 from tests.support.events import Heard
 
 SKEW_US = 30_000_000
@@ -38,7 +38,7 @@ class SkewedClock(HostClock):
 
 
 class Setting:
-    def __init__(self, pool: Pool) -> None:  # noqa: F811
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.log = RedisStreamLog(pool.client, Partitions(4), replica("any"))
         self.unbilled = RedisUnbilled(pool.client, Partitions(4))
@@ -56,7 +56,7 @@ class Setting:
         return await self.pool.pools.holder(self.pool.name, stream)
 
 
-async def test_a_third_attempt_does_not_go_back_to_the_first_replica_while_another_lives(pool: Pool) -> None:  # noqa: F811
+async def test_a_third_attempt_does_not_go_back_to_the_first_replica_while_another_lives(pool: Pool) -> None:
     setting = Setting(pool)
     first, second, third = replica("one"), replica("two"), replica("three")
     await pool.renew(first)
@@ -70,7 +70,7 @@ async def test_a_third_attempt_does_not_go_back_to_the_first_replica_while_anoth
     assert moved is not None and (moved.attempt, moved.tried) == (3, (first, second))
 
 
-async def test_a_third_attempt_goes_back_to_the_first_replica_when_no_other_lives(pool: Pool) -> None:  # noqa: F811
+async def test_a_third_attempt_goes_back_to_the_first_replica_when_no_other_lives(pool: Pool) -> None:
     setting = Setting(pool)
     first, second = replica("one"), replica("two")
     await pool.renew(first)
@@ -108,7 +108,7 @@ def test_a_placement_record_is_dated_with_the_fabrics_clock() -> None:
         assert record["at_unix_ms"] == 1_700_000_000_123
 
 
-async def test_a_failover_waits_for_a_deadline_of_the_fabrics_clock(pool: Pool) -> None:  # noqa: F811
+async def test_a_failover_waits_for_a_deadline_of_the_fabrics_clock(pool: Pool) -> None:
     """By the host's own clock the deadline would have passed 10 s ago."""
     setting, clock = Setting(pool), SkewedClock()
     setting.failover = Failover(pool.pools, setting.log, clock, HostRandom())
@@ -131,7 +131,7 @@ async def test_a_failover_waits_for_a_deadline_of_the_fabrics_clock(pool: Pool) 
 class Hosted:
     """A batch host with its home pool, and a batch stream that runs at the host."""
 
-    def __init__(self, pool: Pool) -> None:  # noqa: F811
+    def __init__(self, pool: Pool) -> None:
         self.setting, self.pools = Setting(pool), pool.pools
         self.host, self.home = pool, Pool(pool.client)
 
@@ -151,7 +151,7 @@ class Hosted:
 
 
 async def test_another_replica_of_a_batch_host_goes_on_and_without_a_free_slot_there_the_home_pool(
-    pool: Pool,  # noqa: F811
+    pool: Pool,
 ) -> None:
     hosted = Hosted(pool)
     lost, other, own = replica("lost"), replica("other"), replica("own")
@@ -170,7 +170,7 @@ async def test_another_replica_of_a_batch_host_goes_on_and_without_a_free_slot_t
     assert await hosted.holders(streams[0]) == (None, own)
 
 
-async def test_a_stream_of_a_batch_host_waits_in_its_home_pools_queue(pool: Pool) -> None:  # noqa: F811
+async def test_a_stream_of_a_batch_host_waits_in_its_home_pools_queue(pool: Pool) -> None:
     hosted = Hosted(pool)
     lost = replica("lost")
     await hosted.host.renew(lost)
@@ -183,7 +183,7 @@ async def test_a_stream_of_a_batch_host_waits_in_its_home_pools_queue(pool: Pool
 
 
 @pytest.mark.parametrize("done", ["placed at home", "whole"])
-async def test_a_failover_to_the_home_pool_may_be_repeated(pool: Pool, done: str) -> None:  # noqa: F811
+async def test_a_failover_to_the_home_pool_may_be_repeated(pool: Pool, done: str) -> None:
     """Also where the first one was cut off, and the host has a free slot again; the stream lives on at home."""
     hosted = Hosted(pool)
     lost, other = replica("lost"), replica("other")
@@ -216,7 +216,7 @@ class FullPools(RedisPools):
         return Refused(1)
 
 
-async def test_a_batch_stream_that_the_queue_does_not_take_back_ends_with_the_reason(pool: Pool) -> None:  # noqa: F811
+async def test_a_batch_stream_that_the_queue_does_not_take_back_ends_with_the_reason(pool: Pool) -> None:
     setting, holder = Setting(pool), replica("holder")
     await pool.renew(holder)
     stream = await setting.begin(holder)
@@ -249,7 +249,7 @@ class LostReplies(RedisStreamLog):
 class Billed(Setting):
     """A setting whose failover tells bills."""
 
-    def __init__(self, pool: Pool, log: type[RedisStreamLog] = RedisStreamLog) -> None:  # noqa: F811
+    def __init__(self, pool: Pool, log: type[RedisStreamLog] = RedisStreamLog) -> None:
         super().__init__(pool)
         self.log = log(pool.client, Partitions(4), replica("any"))
         self.heard = Heard()
@@ -276,7 +276,7 @@ class Billed(Setting):
 
 @pytest.mark.parametrize("dead", [False, True])
 @pytest.mark.parametrize("refused", [False, True])
-async def test_a_fence_whose_reply_is_lost_is_billed_by_the_next_rescue(pool: Pool, refused: bool, dead: bool) -> None:  # noqa: F811
+async def test_a_fence_whose_reply_is_lost_is_billed_by_the_next_rescue(pool: Pool, refused: bool, dead: bool) -> None:
     """A living replica repeats its own rescue; for a dead one another process may."""
     setting, lost = Billed(pool, LostReplies), replica("lost")
     await pool.renew(lost)
@@ -294,7 +294,7 @@ async def test_a_fence_whose_reply_is_lost_is_billed_by_the_next_rescue(pool: Po
     assert await setting.bills(stream, lost) == [(":end", "failed", 7)]
 
 
-async def test_a_rescue_that_no_replica_takes_is_billed_once(pool: Pool) -> None:  # noqa: F811
+async def test_a_rescue_that_no_replica_takes_is_billed_once(pool: Pool) -> None:
     setting, lost = Billed(pool), replica("lost")
     await pool.renew(lost)
     stream = await setting.produced(lost)
@@ -305,7 +305,7 @@ async def test_a_rescue_that_no_replica_takes_is_billed_once(pool: Pool) -> None
 
 
 @pytest.mark.parametrize("others", [False, True])
-async def test_a_stream_that_is_cancelled_after_its_replica_died_is_billed(pool: Pool, others: bool) -> None:  # noqa: F811
+async def test_a_stream_that_is_cancelled_after_its_replica_died_is_billed(pool: Pool, others: bool) -> None:
     setting, lost = Billed(pool), replica("lost")
     await pool.renew(lost)
     stream = await setting.produced(lost)
@@ -317,7 +317,7 @@ async def test_a_stream_that_is_cancelled_after_its_replica_died_is_billed(pool:
     assert await setting.bills(stream, lost) == [(":end", "cancelled", 7)]
 
 
-async def test_a_cancel_after_an_unfinished_takeover_has_one_bill(pool: Pool) -> None:  # noqa: F811
+async def test_a_cancel_after_an_unfinished_takeover_has_one_bill(pool: Pool) -> None:
     """The pool may list the stream in its queue by now: who removes it there gives its bill the same id."""
     setting, lost = Billed(pool), replica("lost")
     await pool.renew(lost)
@@ -329,7 +329,7 @@ async def test_a_cancel_after_an_unfinished_takeover_has_one_bill(pool: Pool) ->
     assert await setting.bills(stream, lost) == [(":end", "cancelled", 7)]
 
 
-async def test_a_cancel_between_two_producers_is_billed_by_the_one_that_comes_back(pool: Pool) -> None:  # noqa: F811
+async def test_a_cancel_between_two_producers_is_billed_by_the_one_that_comes_back(pool: Pool) -> None:
     """The rescuer has died after its takeover, so the stream is still on the first producer's list."""
     setting, lost = Billed(pool), replica("lost")
     await pool.renew(lost)
@@ -343,7 +343,7 @@ async def test_a_cancel_between_two_producers_is_billed_by_the_one_that_comes_ba
 
 @pytest.mark.parametrize("meta", [b"{}", b"of another version", None])
 @pytest.mark.parametrize("way", ["rescue", "orphan"])
-async def test_a_stream_whose_request_is_lost_is_billed_by_its_meta(pool: Pool, way: str, meta: bytes | None) -> None:  # noqa: F811
+async def test_a_stream_whose_request_is_lost_is_billed_by_its_meta(pool: Pool, way: str, meta: bytes | None) -> None:
     """A failover of Redis may lose what the pool has, and the log's shard keep the stream."""
     setting, lost = Billed(pool), replica("lost")
     terms = BillTerms(pool="p", session="s", prices=Prices(output=3_000_000), key="k", user_hash="u", retention_days=9)

@@ -22,7 +22,7 @@ from stream_fabric.redis.tenancy import unbilled as redis_unbilled
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import StreamId, partition_of
 from tests.fabric.recovery.test_failover import Billed
-from tests.fabric.test_pools import ACME, Pool, pool, replica  # noqa: F401  # the fixture
+from tests.fabric.test_pools import ACME, Pool, replica
 from tests.support.waiting import eventually
 
 LATE_S = 0.3
@@ -66,7 +66,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 class Bills(Billed):
     """A setting with a process that writes late bills."""
 
-    def __init__(self, pool: Pool) -> None:  # noqa: F811
+    def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
         self.reporter = FailoverReporter(self.heard, HostClock(), self.log, self.unbilled)
 
@@ -78,7 +78,7 @@ class Bills(Billed):
 
 @pytest.mark.parametrize("way", ["rescue", "orphan"])
 @pytest.mark.parametrize("pool", ["redis"], indirect=True)
-async def test_a_stream_whose_fencer_is_killed_has_its_bill(pool: Pool, way: str, redis_url: str) -> None:  # noqa: F811
+async def test_a_stream_whose_fencer_is_killed_has_its_bill(pool: Pool, way: str, redis_url: str) -> None:
     """The replica was alive and takes the stream off its list, or no list has it."""
     setting, lost = Bills(pool), replica("lost")
     await pool.renew(lost)
@@ -100,7 +100,7 @@ async def test_a_stream_whose_fencer_is_killed_has_its_bill(pool: Pool, way: str
     assert before_us - 2000 <= bill.at_us <= after_us, "it is of the hour in which the stream ended"
 
 
-async def test_a_bill_that_is_delivered_is_written_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_a_bill_that_is_delivered_is_written_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its writer lives on, or ends in order; one that dies before the event has left its memory owes the bill still."""
     monkeypatch.setattr(failover_reporter, "_LOOK_S", 0.01)
     monkeypatch.setattr(failover_reporter, "_DELIVERED_S", 0.05)
@@ -136,7 +136,7 @@ async def test_a_bill_that_is_delivered_is_written_once(pool: Pool, monkeypatch:
     await eventually(lambda: setting.write_late(killed), "the bill again")
 
 
-async def test_a_stream_that_is_gone_is_owed_no_longer(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+async def test_a_stream_that_is_gone_is_owed_no_longer(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     setting, lost = Bills(pool), replica("lost")
     await pool.renew(lost)
     stream = await setting.produced(lost, META)
