@@ -121,7 +121,8 @@ class StreamLog(Protocol):
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
     ) -> Page | None:
         """Register the gateway as a watcher (None: only read) and read one page after the cursor.
-        Returns None when the tenant has no such stream. ``tenant`` None: of any tenant."""
+        Returns None when the tenant has no such stream, or its content is deleted. ``tenant`` None: of any tenant, and
+        with ``gateway`` None also one whose content is deleted, for as long as Redis has its record."""
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None: ...
 

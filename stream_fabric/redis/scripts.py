@@ -37,9 +37,21 @@ _ACCOUNT_SCRIPTS = {
     "account_settle",
 }
 _RESPONSE_SCRIPTS = {"response_begin", "response_complete", "response_delete", "response_due", "response_saved"}
-_SHARED = {"": (), "pool": ("pool",), "account": ("account", "account_budget"), "response": ("response",)}
+_DELETING_SCRIPTS = {"delete", "forget"}
+_SHARED = {
+    "": (),
+    "pool": ("pool",),
+    "account": ("account", "account_budget"),
+    "response": ("response",),
+    "deleting": ("content",),
+}
 """Further parts in front of a script."""
-_KINDS = {"pool": _POOL_SCRIPTS, "account": _ACCOUNT_SCRIPTS, "response": _RESPONSE_SCRIPTS}
+_KINDS = {
+    "pool": _POOL_SCRIPTS,
+    "account": _ACCOUNT_SCRIPTS,
+    "response": _RESPONSE_SCRIPTS,
+    "deleting": _DELETING_SCRIPTS,
+}
 _UNREFUSED = {
     "account_extend",
     "account_raise",

@@ -317,22 +317,28 @@ class StreamState:
         self.replica = None
         return Takeover(self.epoch, self.last)
 
-    def forget(self, gateway: GatewayId) -> bool:
-        """Delete the content, if nothing is kept of the ended stream and no other gateway reads it."""
+    def forget(self, gateway: GatewayId, terms: bytes = b"") -> bool:
+        """Delete the content, if nothing is kept of the ended stream and no other gateway reads it.
+
+        ``terms``: see ``delete``.
+        """
         if self.status == "live" or self.retention_s != 0:
             return False
         if gateway in self.watchers:
             self.watchers.remove(gateway)
         if self.watchers:
             return False
-        self.delete()
+        self.delete(terms)
         return True
 
-    def delete(self) -> bool:
-        """Delete the content of an ended stream. False: it has not ended, or has no content any more."""
+    def delete(self, terms: bytes = b"") -> bool:
+        """Delete the content of an ended stream. False: it has not ended, or has no content any more.
+
+        ``terms``: what stays of its facts, for a bill that is not written yet.
+        """
         if self.status == "live" or self.forgotten:
             return False
-        self.forgotten, self.facts, self.structure, self.entries, self.watchers = True, b"", b"", [], []
+        self.forgotten, self.facts, self.structure, self.entries, self.watchers = True, terms, b"", [], []
         self.inputs = {}
         return True
 

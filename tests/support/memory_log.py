@@ -31,6 +31,11 @@ Publish = Callable[[str, bytes], bool]
 """(gateway or replica, payload) → whether anybody heard it."""
 
 
+class _Meta(msgspec.Struct):
+    facts: dict[str, msgspec.Raw]
+    bill: dict[str, msgspec.Raw] = {}
+
+
 class MemoryStreamLog:
     """``publish`` takes the messages; ``now_ms`` is the clock. ``view`` gives another peer's door to the same data."""
 
@@ -218,7 +223,7 @@ class MemoryStreamLog:
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
     ) -> Page | None:
         state = self._owned(stream, tenant)
-        if state is None or state.forgotten:
+        if state is None or (state.forgotten and (tenant, gateway) != (None, None)):
             return None
         page = state.page(after, PAGE_ENTRIES_MAX, self._now_ms())
         if gateway is not None:
@@ -227,11 +232,22 @@ class MemoryStreamLog:
 
     async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
         state = self.streams.get(stream)
-        return state is not None and state.forget(gateway)
+        return state is not None and state.forget(gateway, self._terms(stream, state))
 
     async def delete(self, stream: StreamId, tenant: TenantId) -> bool:
         state = self._owned(stream, tenant)
-        return state is not None and state.delete()
+        return state is not None and state.delete(self._terms(stream, state))
+
+    def _terms(self, stream: StreamId, state: StreamState) -> bytes:
+        """Return what stays of a stream whose content is deleted: the terms of a bill that is not written yet."""
+        if stream not in self.unbilled:
+            return b""
+        try:
+            meta = msgspec.json.decode(state.facts, type=_Meta)
+        except msgspec.MsgspecError:
+            return b""
+        facts = {name: meta.facts[name] for name in ("model", "kind") if name in meta.facts}
+        return msgspec.json.encode({"facts": facts, "bill": meta.bill})
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         state = self.streams.get(stream)

@@ -1,5 +1,4 @@
--- Delete the content of a stream that a gateway has read to its end, if its plan keeps nothing. What a producer and the
--- account still need stays for a while: epoch, last seq, status and usage, without content.
+-- Delete the content of a stream that a gateway has read to its end, if its plan keeps nothing.
 -- KEYS: meta, log, inputs, placement records. ARGV: gateway.
 -- Returns 1 deleted, 0 not: it has not ended, is kept, or another gateway still reads it.
 local m = KEYS[1]
@@ -8,7 +7,5 @@ if not v[1] or v[2] == 'live' or v[3] ~= '0' then return 0 end
 local others = without(v[4], ARGV[1])
 if others ~= v[4] then redis.call('HSET', m, 'w', others) end
 if others ~= '' then return 0 end
-redis.call('HSET', m, 'fg', '1', 'f', '', 'o', '')
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
-redis.call('PEXPIRE', m, ZERO_KEPT_MS)
+delete_content(m, KEYS[2], KEYS[3], KEYS[4])
 return 1

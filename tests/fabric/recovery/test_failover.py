@@ -44,9 +44,9 @@ class Setting:
         self.unbilled = RedisUnbilled(pool.client, Partitions(4))
         self.failover = Failover(pool.pools, self.log, HostClock(), HostRandom())
 
-    async def begin(self, on: ReplicaId, meta: bytes = b"{}") -> StreamId:
+    async def begin(self, on: ReplicaId, meta: bytes = b"{}", retention_s: int | None = None) -> StreamId:
         stream = new_stream()
-        await self.log.create(stream, Epoch(1, "aa"), ACME, meta, None)
+        await self.log.create(stream, Epoch(1, "aa"), ACME, meta, None, retention_s=retention_s)
         assert await self.pool.place(stream, on) == on
         return stream
 
@@ -264,9 +264,9 @@ class Billed(Setting):
         assert not await self.pool.pools.in_flight(self.pool.name, lost)
         return [(each.id.removeprefix(stream), each.ended, each.output_tokens) for each in self.heard.attempts]
 
-    async def produced(self, lost: ReplicaId, meta: bytes = b"{}") -> StreamId:
+    async def produced(self, lost: ReplicaId, meta: bytes = b"{}", retention_s: int | None = None) -> StreamId:
         """Begin a stream that its replica then produces seven tokens of."""
-        stream = await self.begin(lost, meta)
+        stream = await self.begin(lost, meta, retention_s)
         log = RedisStreamLog(self.pool.client, Partitions(4), lost)
         appends = [Append(stream, "1.aa", 1, 1, encode(Delta(0, "Hi", 7)), Usage(3, 0, 0, 7))]
         (reply,) = await log.append(partition_of(stream, 4), appends)

@@ -20,7 +20,7 @@ from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.redis.tenancy import unbilled as redis_unbilled
 from stream_fabric.stream.frames import ErrorInfo
-from stream_fabric.stream.ids import StreamId, partition_of
+from stream_fabric.stream.ids import GatewayId, StreamId, partition_of
 from tests.fabric.recovery.test_failover import Billed
 from tests.fabric.test_pools import ACME, Pool, replica
 from tests.support.waiting import eventually
@@ -134,6 +134,22 @@ async def test_a_bill_that_is_delivered_is_written_once(pool: Pool, monkeypatch:
     killed = await fence()
     setting.heard.events.clear()
     await eventually(lambda: setting.write_late(killed), "the bill again")
+
+
+@pytest.mark.parametrize("by", ["its reader", "its tenant"])
+async def test_a_stream_that_is_deleted_before_its_bill_has_it(pool: Pool, by: str) -> None:
+    """Its plan keeps nothing and a gateway has read it to its end, or its tenant deletes it."""
+    setting, lost = Bills(pool), replica("lost")
+    await pool.renew(lost)
+    stream = await setting.produced(lost, META, retention_s=0)
+    await setting.log.fence(stream, None, "bb", ErrorInfo.of(LOST))
+    log = setting.log
+    assert await (log.forget(stream, GatewayId("g")) if by == "its reader" else log.delete(stream, ACME))
+    await eventually(lambda: setting.write_late(stream), "the bill")
+    (bill,) = [bill for bill in setting.heard.attempts if bill.stream == stream]
+    assert (bill.id, bill.ended, bill.tenant, bill.pool) == (bill_id(stream), "failed", ACME, "p")
+    assert (bill.model, bill.endpoint, bill.output_tokens, bill.price_micro) == ("m", "chat", 7, 21)
+    assert (bill.key, bill.user_hash, bill.session_hash, bill.retention_days) == ("k", "u", "s", 9)
 
 
 async def test_a_stream_that_is_gone_is_owed_no_longer(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
