@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from inference.agent.budgets.extender import BudgetExtender
-from inference.agent.continuation import Part
+from inference.agent.continuation import Part, PriorOutput
 from inference.agent.continued.parts import JoinedParts
 from inference.agent.continued.repeated import can_repeat
 from inference.agent.handover import Handover
@@ -163,13 +163,13 @@ class Requests:
         stream: RunningStream,
         request: EngineRequest,
         sink: FrameSink,
-        whole: bool = True,
+        before: PriorOutput | None = None,
         rest: Sequence[Part] = (),
     ) -> None:
-        """Submit the request to the engine, or the ``rest`` of it where it is continued.
+        """Submit the request to the engine, or the ``rest`` of it where the output ``before`` is continued.
 
-        A replica that has failed or sleeps hands the stream over. ``whole``: the output is a whole answer; of the rest
-        of one, only a part would be checked.
+        A replica that has failed or sleeps hands the stream over. A continued reply is not checked against a schema:
+        its beginning is missing.
         """
         if self._left_s(stream) <= 0:
             self._on_deadline(stream)  # its timer found an end that the log then refused
@@ -180,10 +180,10 @@ class Requests:
         if self._status.asleep is not None:  # after a failover the fabric may place a request here nevertheless
             self._handover.hand_over(stream, EngineLost(f"the engine of replica {self._replica} sleeps"))
             return
-        moderated = self._moderation.sink_for(stream, sink)
+        moderated = self._moderation.sink_for(stream, sink, before)
         if moderated is None:
             return
-        checked = self._replies.sink_for(stream, request, moderated) if whole else moderated
+        checked = moderated if before is not None else self._replies.sink_for(stream, request, moderated)
         stream.layers = tuple(each for each in (checked, moderated, sink) if is_droppable(each))
         if len(rest) == request.choices == 1:
             request, rest = rest[0].request, ()

@@ -5,13 +5,16 @@ The law is ``AccountState``, which one contract suite compares with the scripts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from stream_fabric.accounts.account import AccountState, Admitted, Exceeded, Settlement, Spent, Subject, Use
 from stream_fabric.accounts.budgets import BudgetUse, Extended, Spend
 from stream_fabric.accounts.records import Budget, Budgets, Limits, PlanRecord, TenantRecord
 from stream_fabric.events import AttemptTrace, Prices
+from stream_fabric.limits import REPAIRS_MAX
 from stream_fabric.recovery.settlements import settlement_of
 from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.auth.keys import KeyStore
@@ -27,12 +30,14 @@ _LARGE = 1 << 40
 """A limit that no schedule reaches: what is counted is never cut."""
 
 
-def payers(tenant: TenantId) -> KeyStore:
-    """Make the keys of a tenant whose requests have limits and budgets."""
-    budget = Budget(_LARGE, _LARGE)
-    limits = Limits(_LARGE, _LARGE, _LARGE)
-    plan = PlanRecord("paid", tenant=limits, budgets=Budgets(tenant_hour=budget, tenant_month=budget))
-    return KeyStore([plan, TenantRecord(tenant, "paid", prices={"*": PRICES})])
+def keys_of(tenant: TenantId, faults: Collection[str]) -> KeyStore:
+    """Make the keys of the tenant of a schedule: its plan has limits and budgets, moderation or repairs, or nothing."""
+    plan = PlanRecord("plan", moderation="all" if "moderation" in faults else "off", repairs=REPAIRS_MAX)
+    if "budget" not in faults:
+        return KeyStore([plan, TenantRecord(tenant, "plan")])
+    budget, limits = Budget(_LARGE, _LARGE), Limits(_LARGE, _LARGE, _LARGE)
+    plan = msgspec.structs.replace(plan, tenant=limits, budgets=Budgets(tenant_hour=budget, tenant_month=budget))
+    return KeyStore([plan, TenantRecord(tenant, "plan", prices={"*": PRICES})])
 
 
 class AccountsDoor:

@@ -29,6 +29,10 @@ BUDGET_SHARE = 0.2
 """Share of schedules whose tenant has limits and budgets."""
 INPUT_SHARE = 0.2
 """Share of schedules whose clients send inputs to running streams."""
+MODERATION_SHARE = 0.15
+"""Share of schedules whose prompts, inputs and answers are moderated."""
+CHECKS_SHARE = 0.15
+"""Share of schedules whose requests ask for a JSON schema, most of them with repairs."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip
@@ -42,6 +46,19 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"logprobs": True},
 )
 _OF_CHAT = {"response_format", "reasoning_effort", "logprobs"}
+
+
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+
+
+def _checked(apart: random.Random) -> dict[str, Any]:
+    """Fields of a request for a reply that fits a schema. Only whole answers are repaired."""
+    fields: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"schema": _SCHEMA}}}
+    if apart.random() < 0.7:
+        fields |= {"repair": apart.choice((1, 2, 3)), "stream": False, "n": 1}
+    if apart.random() < 0.3:
+        fields |= {"seed": 1}
+    return fields
 
 
 RESCUES = ("takeover", "drop", "claim", "place")
@@ -110,6 +127,8 @@ class Chaos:
         fields |= r.choice(({}, {}, {}, {}, {}, *_KINDS))
         if self.has("yield"):
             fields["service_tier"] = "batch"
+        if self.has("checks"):
+            fields |= _checked(random.Random(r.random()))
         if "response_format" in fields:
             fields.pop("max_tokens", None)  # which the simulator minds in no JSON
         spec = Spec(number, fields, "chat" if fields.keys() & _OF_CHAT else r.choice(("chat", "chat", "completions")))

@@ -23,7 +23,7 @@ from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.subscriber import partition_channels
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
-from stream_gw.auth import Authenticator, KeyStore
+from stream_gw.auth import Authenticator
 from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
 from stream_gw.delivery.watchdog import Watchdog
@@ -33,7 +33,7 @@ from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
-from tests.sim.accounts import AccountsDoor, payers
+from tests.sim.accounts import AccountsDoor, keys_of
 from tests.sim.fabric import PARTITIONS, Link
 from tests.sim.loop import Process
 from tests.sim.ports import InboxDoor, IndexDoor, PoolsDoor, StreamDoor, SubscriberDoor, UnbilledDoor
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 MODEL = "m"
 POOL = "m"
-_ANYBODY = Authenticator(KeyStore(), TokenSigner(bytes(16)))
-_PAYERS = Authenticator(payers(TenantId("t")), TokenSigner(bytes(16)))
+_SIGNER = TokenSigner(bytes(16))
 SETTINGS = GatewaySettings.model_construct(queue_wait_s=8.0, plain_grace_s=2.0, kept_grace_s=6.0)
 
 
@@ -127,7 +126,7 @@ class GatewayHost(Host):
             parts = GatewayParts(
                 name,
                 SETTINGS,
-                _PAYERS if "budget" in self.w.faults else _ANYBODY,
+                Authenticator(keys_of(TenantId("t"), self.w.faults), _SIGNER),
                 streams,  # type: ignore[arg-type]
                 pools,  # type: ignore[arg-type]
                 index,  # type: ignore[arg-type]
@@ -138,6 +137,7 @@ class GatewayHost(Host):
                 directory,
                 lines,
                 tracer,
+                moderator=self.w.moderator,
             )
             gateway = Gateway(parts)
             unbilled = UnbilledDoor(self.link)
@@ -209,6 +209,8 @@ class AgentHost(Host):
             events=w.events,
             unbilled=UnbilledDoor(self.link),
             accounts=accounts,
+            moderator=w.moderator,
+            checker=w.checker,
         )
         self.agent = Agent(policy, self.replica, engine, ports)
         async with asyncio.TaskGroup() as tasks:
@@ -256,6 +258,9 @@ class WorldEngine(SimEngine):
         if self._asleep:
             self._host.w.fail(AssertionError(f"{request.stream} was begun at {self._host.name}, which sleeps"))
         super().submit(request, sink)
+        made = self._requests.get(request.stream)
+        if made is not None:
+            self._host.w.made.setdefault(request.stream, []).append((made.prompt, made.answers))
         self._host.w.submitted(self._host, request)
 
 

@@ -110,6 +110,9 @@ def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
     spec = world.of[stream]
     if spec.kind in ("chat", "completions"):
         _check_text(world, stream, lines, spec)
+    _check_moderation(world, stream, lines)
+    if "checks" in world.faults and stream not in world.witness.takeovers and not _inputs_of(lines):
+        _check_replies(world, stream, lines, spec, end)
     if lossless(world):
         _check_bill(world, stream, state)
         _check_outcome(world, stream, end, spec)
@@ -133,6 +136,34 @@ def _check_bill(world: World, stream: StreamId, state: StreamState) -> None:
 
 def _bills(event: AttemptTrace, stream: StreamId) -> bool:
     return event.billed and event.stream == stream
+
+
+def _check_moderation(world: World, stream: StreamId, lines: list[bytes]) -> None:
+    """Check that nothing flagged is in the log."""
+    texts: dict[int, str] = {}
+    for frame in map(decode, lines) if world.flagged else ():
+        if isinstance(frame, Delta):
+            texts[frame.block] = texts.get(frame.block, "") + frame.text
+    found = [text for text in texts.values() if world.flagged in text]
+    require(not found, f"moderation: {stream} says what is flagged, {world.flagged!r}: {found}")
+
+
+def _check_replies(world: World, stream: StreamId, lines: list[bytes], spec: Spec, end: End) -> None:
+    """Check that a reply that ended by itself was checked, and made and billed again as often as its request says."""
+    repairs = spec.fields.get("repair", 0)
+    spoiled = bool(world.faults & {"engine", "dropped answer"})  # a repair that fails leaves the reply before it
+    if end.status == "completed" and not spoiled and lossless(world):
+        prompt = sum(prompt.tokens for prompt, _ in world.made[stream])
+        output = sum(answer.tokens_made for _, answers in world.made[stream] for answer in answers)
+        billed = (end.usage.prompt, end.usage.output) if end.usage else (0, 0)
+        require(billed == (prompt, output), f"checks: {stream} bills {billed}, its replies took {prompt} and {output}")
+    for frame in map(decode, lines):
+        if isinstance(frame, ChoiceEnd) and frame.finish_reason == "stop":
+            check = frame.check
+            require(check is not None, f"checks: a reply of {stream} was not checked")
+            assert check is not None
+            fits = check.result != "invalid" or check.repairs == repairs or spoiled
+            require(fits and check.repairs <= repairs, f"checks: {stream} has {check} with {repairs} repairs")
 
 
 _PRODUCERS_LIVE = {"failover", "wipe", "drop", "cut", "slow", "leave", "gateway", "frozen gateway", "cancel"}
@@ -161,7 +192,7 @@ def _check_text(world: World, stream: StreamId, lines: list[bytes], spec: Spec) 
     wanted = spec.said(world)
     # A longer prompt has the simulator say something else: of plain completions only the first producer's part is known
     rewritten = spec.kind == "completions" and stream in world.witness.takeovers
-    rewritten = rewritten or any(note.result == "applied" for note in _inputs_of(lines))
+    rewritten = rewritten or any(note.result == "applied" for note in _inputs_of(lines)) or "repair" in spec.fields
     texts: dict[int, str] = {}
     ends: dict[int, str] = {}
     tokens, closed = 0, set()
@@ -234,6 +265,8 @@ def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None
         pass
     elif why == "pool_full":
         require("queue" in world.faults, what)
+    elif why == "moderation_unavailable":
+        require("moderation" in world.faults, what)
     else:
         require(False, what)
 

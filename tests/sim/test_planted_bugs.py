@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -24,9 +24,12 @@ import tests.support.memory_log
 from inference.agent.continuation import ContinuingSink, Part, PriorOutput
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
+from inference.agent.moderation.held_output import Call, HeldOutput
+from inference.agent.moderation.moderated_sink import ModeratedSink
 from inference.agent.requests import Requests
 from inference.agent.running import RunningStream
 from inference.agent.sleep_controller import SleepController
+from inference.agent.structured.checked_sink import RepairedSink
 from stream_fabric.accounts.account import Settlement
 from stream_fabric.errors import StreamGwError
 from stream_fabric.pool.placement import Placed
@@ -469,7 +472,7 @@ def submit_in_its_sleep(
     stream: RunningStream,
     request: EngineRequest,
     sink: FrameSink,
-    whole: bool = True,
+    before: PriorOutput | None = None,
     rest: Sequence[Part] = (),
 ) -> None:
     self._engine.submit(rest[0].request if rest else request, sink)
@@ -477,6 +480,26 @@ def submit_in_its_sleep(
 
 def keep_what_was_reset(self: Client, reading: Any, epoch: int, to: int) -> None:
     self.told.append("reset")
+
+
+def release_all(self: HeldOutput) -> Iterator[Call]:
+    """Lets text go on that is not checked."""
+    while self._calls:
+        yield self._calls.popleft()[0]
+
+
+def count_own_reply(self: RepairedSink, reply: Any) -> Usage:
+    """Forgets the replies that were dropped."""
+    return cast(Usage, reply.usage or Usage(0, 0, 0, reply.tokens))
+
+
+def say_what_is_cut(self: Any) -> None:
+    """Goes on with an answer that an input has cut."""
+
+
+async def accept_any(self: RepairedSink, reply: Any, text: str) -> None:
+    """Takes the first reply, whatever its check says."""
+    self._release(reply, await self._checker.check(self._schema, text), ("completed", None, self._total(reply)))
 
 
 HUB, RUNNING, LOG, TAKEOVER = (
@@ -539,6 +562,17 @@ PLANTED: dict[str, Bug] = {
     "an agent that does not wake": Bug([(SleepController, "_wake", nothing)], "6:", faults=["sleep"]),
     "an agent that takes no stream twice": Bug([(Requests, "_start", start_once)], faults=["frozen agent", "queue"]),
     "an agent that does not say again what has ended": Bug([(Lease, "report_end", say_nothing)], "7:"),
+    "moderation that lets go what is not checked": Bug(
+        [(HeldOutput, "released", release_all)], "moderation:", faults=["moderation"]
+    ),
+    "a repair that bills its own reply": Bug([(RepairedSink, "_total", count_own_reply)], "checks:", faults=["checks"]),
+    "a repair that does not come": Bug([(RepairedSink, "_check", accept_any)], "checks:", faults=["checks"]),
+    "a repair of what an input has cut": Bug(
+        [(RepairedSink, "drop", say_what_is_cut)], "6:", faults=["checks", "input"]
+    ),
+    "moderation of what an input has cut": Bug(
+        [(ModeratedSink, "drop", say_what_is_cut)], "2:", faults=["moderation", "input"]
+    ),
     "a reset that the client does not apply": Bug(
         [(Client, "_reset", keep_what_was_reset)], faults=["failover", "agent"]
     ),

@@ -16,6 +16,7 @@ from tests.sim.chaos import FAULTS
 from tests.sim.invariants import lines_of
 from tests.sim.world import World
 
+EXTRAS = ("sleep", "yield", "input", "budget", "moderation", "checks")
 KEPT = (
     (762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"),
     (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"), (2478, "drain", "flaky", "engine"),
@@ -77,8 +78,9 @@ def test_a_seed_is_a_schedule() -> None:
 def test_schedules_reach_what_they_are_for() -> None:
     """Streams end in every way and go on elsewhere at every point, clients resume, tails are lost and written again:
     no claim is empty."""
-    wanted = [f"fault {name}" for name in (*FAULTS, "sleep", "yield", "budget")] + ["an engine slept"]
-    wanted += ["stream completed", "stream cancelled", "stream failed", "client end", "client told", "client reset"]
+    wanted = [f"fault {name}" for name in (*FAULTS, *EXTRAS)] + ["an engine slept"]
+    wanted += ["stream completed", "stream cancelled", "stream failed", "stream incomplete", "reply repaired"]
+    wanted += ["reply invalid", "client end", "client told", "client reset"]
     wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
     wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]
     wanted += ["deadline passed", "cancelled before a token", "two epochs in one log", "a fork", "an append refused"]
@@ -95,6 +97,7 @@ def test_schedules_reach_what_they_are_for() -> None:
             break
         world = World(seed).run()
         seen.update(f"fault {name}" for name in world.faults)
+        seen.update(f"reply {result}" for result in (world.checker.results if world.checker else ()))
         witness = world.witness
         for stream, state in world.fabric.streams():
             lines = lines_of(state)

@@ -6,9 +6,9 @@ What must hold at the end of any schedule is checked here as well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -30,16 +30,25 @@ from tests.sim.ports import StreamDoor
 from tests.sim.witness import Violation
 from tests.sim.world import World
 
+Kind = Literal["chat", "completions"]
+
 
 class Stage:
     """A world in which only happens what is said."""
 
     def __init__(
-        self, agents: int = 2, *, standby: int = 0, itl_ms: float = 20.0, seed: int = 0, planted: Planted = ()
+        self,
+        agents: int = 2,
+        *,
+        standby: int = 0,
+        itl_ms: float = 20.0,
+        seed: int = 0,
+        planted: Planted = (),
+        faults: Collection[str] = (),
     ) -> None:
         self._agents, self._standby = agents, standby
         self._do: list[Callable[[], None]] = []
-        self.w = World(seed, planted, plan=self._plan)
+        self.w = World(seed, planted, faults=faults, plan=self._plan)
         self.w.lease_ttl_s, self.w.drain_s = 1.0, 0.0
         self.w.engine = engine_settings(itl_ms, slots=8)
 
@@ -52,8 +61,8 @@ class Stage:
         for what in self._do:
             what()
 
-    def ask(self, at_s: float, *, key: str | None = None, **fields: Any) -> None:
-        spec = Spec(len(self._do), fields)
+    def ask(self, at_s: float, *, key: str | None = None, kind: Kind = "chat", **fields: Any) -> None:
+        spec = Spec(len(self._do), fields, kind)
         spec.key = key
         self._do.append(lambda: self.w.ask(spec, at_s))
 

@@ -8,14 +8,28 @@ the invariant.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from inference.engines.sim.answer import Answer
+from inference.engines.sim.text import Prompt
+from inference.engines.sim.whole import Part
 from stream_fabric.events import Event
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.ids import StreamId
 from tests.sim import invariants as verdict
-from tests.sim.chaos import BUDGET_SHARE, DEATHS, FAULTS, INPUT_SHARE, SLEEP_SHARE, YIELD_SHARE, Chaos
+from tests.sim.chaos import (
+    BUDGET_SHARE,
+    CHECKS_SHARE,
+    DEATHS,
+    FAULTS,
+    INPUT_SHARE,
+    MODERATION_SHARE,
+    SLEEP_SHARE,
+    YIELD_SHARE,
+    Chaos,
+)
+from tests.sim.checks import checker_of, flagged_in, moderator_of
 from tests.sim.client import Client, Spec
 from tests.sim.fabric import Fabric, Network
 from tests.sim.fakes import Planted, SeededRandom, WorldClock, planted_bugs
@@ -69,6 +83,10 @@ class World:
             drawn.add("input")
         if random.Random(-3_000_000_007 - seed).random() < BUDGET_SHARE:
             drawn.add("budget")
+        if random.Random(-4_000_000_007 - seed).random() < MODERATION_SHARE:
+            drawn.add("moderation")
+        if random.Random(-5_000_000_007 - seed).random() < CHECKS_SHARE:
+            drawn.add("checks")
         self.faults = {*faults} if plan else {*drawn, *faults}
         self.faults_end_s = 8.0 if self.faults & {*DEATHS, "queue", "deadline"} else 4.0
         self.lease_ttl_s = r.choice((1.0, 1.0, 3.0))
@@ -82,12 +100,17 @@ class World:
         self.network = Network(self)
         self.fabric = Fabric(self, shards=r.choice((1, 1, 2)))
         self.chaos = Chaos(self)
+        self.flagged = flagged_in(self)
+        self.moderator = moderator_of(self)
+        self.checker = checker_of(self)
         self._plan = plan or self.chaos.draw
         self.hosts: list[Host] = []
         self.agents: list[AgentHost] = []
         self.clients: list[Client] = []
         self.of: dict[StreamId, Spec] = {}
         """The request of each stream."""
+        self.made: dict[StreamId, list[tuple[Prompt, Sequence[Answer | Part]]]] = {}
+        """What engines were asked in each stream's name, and what they answer."""
         self.counts: dict[str, int] = {}
         """How often each script ran."""
         self.events = Told()

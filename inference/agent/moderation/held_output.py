@@ -51,6 +51,11 @@ class HeldOutput:
     def empty(self) -> bool:
         return not self._calls
 
+    def go_on(self, block: int, said: str) -> None:
+        """Receive that a block goes on from this text, which was checked: its end is checked again with the new one."""
+        found = self._blocks[block] = _Block()
+        found.tail = said[-MODERATION_OVERLAP_CHARS:]
+
     def add_text(self, block: int, text: str, call: Call) -> None:
         """Take a call that brings text of a block."""
         found = self._blocks.get(block)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from functools import partial
 
+from inference.agent.continuation import PriorOutput
 from inference.agent.moderation.held_output import HeldOutput, Window
 from inference.agent.running import RunningStream
 from stream_fabric.errors import ModerationUnavailable
@@ -28,14 +29,17 @@ class AnswerModeration:
         self._tasks = tasks
         self._window_chars = window_chars
 
-    def sink_for(self, stream: RunningStream, sink: FrameSink) -> FrameSink | None:
-        """Return where the engine's output goes. None: it cannot be checked, and the stream has failed."""
+    def sink_for(self, stream: RunningStream, sink: FrameSink, before: PriorOutput | None) -> FrameSink | None:
+        """Return where the engine's output goes. None: it cannot be checked, and the stream has failed.
+
+        ``before``: output of earlier producers that it goes on from.
+        """
         if not stream.work.moderated:
             return sink
         if self._moderator is None:
             stream.fail(unconfigured())
             return None
-        return ModeratedSink(stream, sink, self._moderator, self._engine, self._tasks, self._window_chars)
+        return ModeratedSink(stream, sink, before, self._moderator, self._engine, self._tasks, self._window_chars)
 
 
 class ModeratedSink:
@@ -45,6 +49,7 @@ class ModeratedSink:
         self,
         stream: RunningStream,
         sink: FrameSink,
+        before: PriorOutput | None,
         moderator: Moderator,
         engine: Engine,
         tasks: asyncio.TaskGroup,
@@ -61,6 +66,8 @@ class ModeratedSink:
         self._ending: tuple[TerminalStatus, ErrorInfo | None, Usage | None] | None = None
         self._open_blocks: set[int] = set()
         self._ended_choices: set[int] = set()
+        self._said = {} if before is None else {k: before.choices[k].text for k in before.open_blocks}
+        """Text of each choice that earlier producers have begun, until it goes on: a phrase may begin in it."""
 
     def drop(self) -> None:
         """Take nothing more: an input has cut the answer. Text that waits was not said."""
@@ -80,6 +87,8 @@ class ModeratedSink:
         if isinstance(frame, Delta):
             self._held.add_text(frame.block, frame.text, call)
         else:
+            if isinstance(frame, Open) and frame.kind == "text":
+                self._held.go_on(frame.block, self._said.pop(frame.choice, ""))
             if isinstance(frame, Open) and frame.item is not None:
                 self._held.add_text(frame.block, bytes(frame.item).decode("utf-8", "replace"), call)
             else:

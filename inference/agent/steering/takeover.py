@@ -31,7 +31,7 @@ from stream_fabric.stream.producer import Outcome
 
 log = logging.getLogger(__name__)
 
-Submit = Callable[[RunningStream, EngineRequest, FrameSink, bool, Sequence[Part]], None]
+Submit = Callable[[RunningStream, EngineRequest, FrameSink, PriorOutput | None, Sequence[Part]], None]
 """Submits a request to the engine, or the parts of it. True: its output is a whole answer, not the rest of one."""
 
 
@@ -131,7 +131,7 @@ class Takeover:
             stream.end("incomplete" if before.end.finish_reason == BUDGET_REASON else "completed")
             return
         stream.frame(self._started_note(stream))
-        self._submit(stream, stream.work.request, RepeatingSink(stream, before, self._engine), True, ())
+        self._submit(stream, stream.work.request, RepeatingSink(stream, before, self._engine), None, ())
 
     def _go_on(self, stream: RunningStream, earlier: Steered, inputs: Inputs, before: PriorOutput) -> None:
         request: EngineRequest = stream.work.request
@@ -141,7 +141,7 @@ class Takeover:
             sink = SteeredSink(stream, earlier.next_block if before.empty else 0, earlier.used)
         if before.empty:
             stream.frame(self._started_note(stream))
-            self._submit(stream, request, sink, True, ())
+            self._submit(stream, request, sink, None, ())
         elif all(is_finished(request, choice) for choice in before.choices):
             end_at_limit(stream, request, before)
             stream.end("incomplete" if before.finish_reason == BUDGET_REASON else "completed")
@@ -149,4 +149,4 @@ class Takeover:
             rest = continuing_requests(request, before)
             end_at_limit(stream, request, before)
             stream.frame(self._started_note(stream))
-            self._submit(stream, request, ContinuingSink(sink, before), False, rest)
+            self._submit(stream, request, ContinuingSink(sink, before), before, rest)
