@@ -192,12 +192,13 @@ class RunningStream:
         self.allowance, self._ask_at = allowance, allowance.ask_at
 
     def take_over(self, used: Usage, blocks: Iterable[int] = (), ended: Iterable[int] = (), before: int = 0) -> None:
-        """Set the usage of the earlier producers, the blocks that they left open, and the choices that have ended.
+        """Set the usage of the frames so far, the blocks that they left open, and the choices that have ended.
 
-        ``before``: output tokens of the answers that inputs have cut. Comes before any frame.
+        ``before``: output tokens of the answers that inputs have cut. Comes before any frame, and after the usage that
+        earlier producers have reported: that counts replies, too, which no frame tells.
         """
         self.tokens = used.output
-        self.producer.receive_prior_usage(used)
+        self.producer.usage = used
         if self.allowance is not None:
             self.allowance.begin_answer(before)
             self.allowance.take_over(blocks, ended)

@@ -74,9 +74,8 @@ class Takeover:
             inputs = await self._log.inputs(stream.name)
             # No doorbell rings for a stream in which this replica has appended nothing
             (head,) = await self._log.heads(stream.partition, [stream.name], None)
-            if head is not None and head.status != "live":  # what earlier producers have settled is its bill
-                _, used = await self._log.settled(stream.name) or ("", Usage())
-                stream.producer.receive_prior_usage(used)
+            _, used = await self._log.settled(stream.name) or ("", Usage())
+            stream.producer.receive_prior_usage(used)  # a cancel before its first append settles that
             if outcome := stream.producer.receive_head(head):
                 self._on_outcome(stream, outcome)
             if stream.closed:  # cancelled meanwhile, or taken by another replica
