@@ -110,7 +110,7 @@ class World:
         self.of: dict[StreamId, Spec] = {}
         """The request of each stream."""
         self.made: dict[StreamId, list[tuple[Prompt, Sequence[Answer | Part]]]] = {}
-        """What engines were asked in each stream's name, and what they answer."""
+        """Prompts that engines got in each stream's name, with their answers."""
         self.counts: dict[str, int] = {}
         """How often each script ran."""
         self.events = Told()
