@@ -26,6 +26,8 @@ from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
 _COMPRESSIONS = (b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress")
+_RETRIED = (401, 409)
+"""Statuses below 500 that SDKs or agents retry unless they are told not to."""
 _T = TypeVar("_T")
 _OPERATOR = TenantId("")
 """Stands for the callers of the admin API."""
@@ -164,8 +166,8 @@ class Request:
             headers.append((b"x-stream-id", stream.encode()))
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(error.retry_after_s).encode()))
-        if error.http_status >= 500 and not error.retriable:
-            headers.append((b"x-should-retry", b"false"))  # else SDKs send the request again, at the caller's cost
+        if (error.http_status >= 500 or error.http_status in _RETRIED) and not error.retriable:
+            headers.append((b"x-should-retry", b"false"))  # else clients send the request again, at the caller's cost
         if error.http_status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, WrongMethod):

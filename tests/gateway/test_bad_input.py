@@ -394,6 +394,7 @@ async def test_a_wrong_key(gate: Gate, headers: dict[str, str]) -> None:
         reply = await gate.ask(method, path, body, headers)
         refusal(reply, 401, "invalid_api_key")
         assert reply.headers["www-authenticate"] == "Bearer"
+        assert reply.headers["x-should-retry"] == "false", "Claude Code sends a 401 ten times more, for three minutes"
         assert "sk-wrong" not in reply.body.decode()
 
 
