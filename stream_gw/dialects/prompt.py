@@ -15,6 +15,7 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.json_bounds import decode_text
 from stream_fabric.limits import PROMPT_CHOICES_MAX
 
+Json = dict[str, Any]
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_as_is = msgspec.json.Encoder().encode
 _messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
@@ -23,6 +24,8 @@ IMAGE_TOKENS = 1500
 _IMAGE = b'"url":"data:image/'
 _THOUGHTS = ("reasoning", "reasoning_content", "refusal", "annotations", "audio")
 """Fields of an assistant's message that clients repeat or leave out; templates leave them out of later prompts."""
+
+_REMINDER = "<system-reminder>"
 
 
 def estimated_tokens(prompt: Sequence[bytes], input_bytes: int, bytes_per_token: float) -> int:
@@ -81,6 +84,49 @@ def _call(call: Any) -> Any:
         return call
     called = {"name": function.get("name"), "arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": called}
+
+
+# --- turns as chat templates demand them -------------------------------------------------------------------------
+
+
+def in_turns(messages: list[Json]) -> list[Json]:
+    """Return messages with one system message at most, at the beginning, and without two of the user in a row.
+
+    A later system message becomes a reminder in the user's turn. Many chat templates refuse it, or leave it out.
+    """
+    made: list[Json] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "system" and any(each["role"] != "system" for each in made):
+            role, content = "user", _reminder_of(content)
+        if made and role in ("system", "user") and made[-1]["role"] == role:
+            made[-1] = {"role": role, "content": _one_content(made[-1]["content"], content)}
+        else:
+            made.append({**message, "role": role, "content": content})
+    return made
+
+
+def reminder(text: str) -> str:
+    """Return a system message's text as it stands in a turn of the user. The tag is that of agents' own reminders."""
+    return text if text.lstrip().startswith(_REMINDER) else f"{_REMINDER}\n{text}\n</system-reminder>"
+
+
+def _reminder_of(content: Any) -> Any:
+    if isinstance(content, str):
+        return reminder(content)
+    return [part | {"text": reminder(part["text"])} if part["type"] == "text" else part for part in content]
+
+
+def _one_content(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, (first, second)))
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: Any) -> list[Json]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
 
 
 def check_prompts(prompt: str | list[Any], n: int) -> int:

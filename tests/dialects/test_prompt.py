@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from stream_fabric.limits import JSON_SLOW_NUMBERS_MAX
 from stream_fabric.pool.prefix import block_hashes
 from stream_gw.dialects.anthropic.requests import parse_messages
-from stream_gw.dialects.prompt import IMAGE_TOKENS, estimated_tokens
+from stream_gw.dialects.prompt import IMAGE_TOKENS, estimated_tokens, in_turns
 from stream_gw.dialects.requests import parse_create
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
@@ -31,6 +32,8 @@ CHAT: list[dict[str, Any]] = [
         ],
     },
 ]
+TEXT_PART = {"type": "text", "text": "c"}
+IMAGE_PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 MESSAGES: dict[str, Any] = {
     "system": [{"type": "text", "text": "Be brief. " * 80, "cache_control": {"type": "ephemeral"}}],
     "messages": [
@@ -163,3 +166,28 @@ def test_the_bytes_of_an_image_are_no_tokens() -> None:
     assert alone > 1000
     assert alone + 2 * IMAGE_TOKENS <= tokens(image(1_000_000), text, image(2_000_000)) < alone + 2 * IMAGE_TOKENS + 60
     assert alone + 100 <= tokens(text, image(400)) < alone + 200, "a small one is taken for its bytes"
+
+
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+CONTENTS = st.one_of(st.sampled_from(["", "a", "b"]), st.lists(st.sampled_from([IMAGE_PART, TEXT_PART]), max_size=2))
+
+
+@given(st.lists(st.builds(lambda role, content: {"role": role, "content": content}, ROLES, CONTENTS), max_size=8))
+def test_turns_are_as_strict_templates_demand(said: list[dict[str, Any]]) -> None:
+    made = in_turns(said)
+    roles = [message["role"] for message in made]
+    assert "system" not in roles[1:]
+    assert ("user", "user") not in list(itertools.pairwise(roles))
+    assert [each for each in made if each["role"] in ("assistant", "tool")] == [
+        each for each in said if each["role"] in ("assistant", "tool")
+    ]
+    assert in_turns(made) == made
+
+
+def test_a_later_system_message_is_a_reminder_of_the_users_turn() -> None:
+    said = [("system", "s"), ("system", "t"), ("user", "hi"), ("system", "Be brief."), ("assistant", "a")]
+    assert in_turns([{"role": role, "content": text} for role, text in said]) == [
+        {"role": "system", "content": "s\n\nt"},
+        {"role": "user", "content": "hi\n\n<system-reminder>\nBe brief.\n</system-reminder>"},
+        {"role": "assistant", "content": "a"},
+    ]

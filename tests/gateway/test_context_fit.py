@@ -62,7 +62,7 @@ def test_what_remains_fits_or_nothing_more_may_go(items: list[dict[str, Any]], c
         return
     assert tokenizer.calls <= COUNTS_MAX
     messages = msgspec.json.decode(made.body)["messages"]
-    assert is_alternating(messages) and messages[0]["content"] == "Be kind."
+    assert is_alternating(messages) and messages[0]["content"].startswith("Be kind.")
     left_out = msgspec.json.decode(made.settings or b"{}").get("truncated_items", 0)
     if tokenizer.tokens(made) > input_limit(context, 10):
         whole = Cuttable(items)

@@ -9,26 +9,31 @@ import msgspec
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import MESSAGES_MAX
 from stream_gw.dialects.files import file_part
+from stream_gw.dialects.prompt import reminder
 
 Json = dict[str, Any]
 Placed = tuple[Json, str]
 """A block, and its place in the body."""
+_BILLING = "x-anthropic-billing-header:"
+"""Beginning of a system text that Claude Code sends for Anthropic's accounts. It differs with each conversation, so a
+prompt that began with it would share no KV cache."""
 
 
 def chat_messages(system: Any, messages: Any) -> tuple[list[Json], bool]:
     """Return the messages of a chat, and whether the last one begins the answer. Raises BadRequest, Unsupported."""
-    made: list[Json] = []
-    if system:
-        made.append({"role": "system", "content": _texts(system, "system")})
+    told = [_text(*each) for each in _placed(system or "", "system")]
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list of at least one message", param="messages")
-    for role, blocks in _turns(messages):
+    turns = _turns(messages)
+    if turns[0][0] == "system":
+        told += [_text(*each) for each in turns.pop(0)[1]]
+    told = [part for part in told if part["text"] and not part["text"].startswith(_BILLING)]
+    made: list[Json] = [{"role": "system", "content": _joined(told)}] if told else []
+    for role, blocks in turns:
         if role == "user":
             made += _user(blocks)
-        elif role == "assistant":
-            made.append(_assistant(blocks))
         else:
-            made.append({"role": "system", "content": _joined([_text(*each) for each in blocks])})
+            made.append(_assistant(blocks))
     if len(made) > MESSAGES_MAX:
         raise BadRequest(f"messages become {len(made)} of the engine; the limit is {MESSAGES_MAX}", param="messages")
     last = made[-1]
@@ -37,7 +42,8 @@ def chat_messages(system: Any, messages: Any) -> tuple[list[Json], bool]:
 
 def _turns(messages: list[Any]) -> list[tuple[str, list[Placed]]]:
     """Return role and blocks of each turn. Messages of the user that follow one another are one turn, as in Anthropic's
-    API, and so are those of the assistant: many chat templates refuse two in a row."""
+    API, and so are those of the assistant: many chat templates refuse two in a row. So are those of the system at the
+    beginning; a later one is a reminder in the user's turn, because most templates refuse it there."""
     turns: list[tuple[str, list[Placed]]] = []
     for number, message in enumerate(messages):
         place = f"messages.{number}"
@@ -45,7 +51,10 @@ def _turns(messages: list[Any]) -> list[tuple[str, list[Placed]]]:
         if role not in ("user", "assistant", "system"):
             raise BadRequest(f"{place} must be an object whose role is user or assistant", param="messages")
         blocks = _placed(message.get("content"), f"{place}.content")
-        if turns and turns[-1][0] == role != "system":
+        if role == "system" and any(before != "system" for before, _ in turns):
+            role = "user"
+            blocks = [({"type": "text", "text": reminder(_text(*each)["text"])}, each[1]) for each in blocks]
+        if turns and turns[-1][0] == role:
             turns[-1][1].extend(blocks)
         else:
             turns.append((role, blocks))
@@ -117,11 +126,6 @@ def _blocks(content: Any, place: str) -> list[Json]:
 
 def _placed(content: Any, place: str) -> list[Placed]:
     return [(block, f"{place}.{number}") for number, block in enumerate(_blocks(content, place))]
-
-
-def _texts(content: Any, place: str) -> Any:
-    """Return content that holds only text, as a string or as text parts."""
-    return _joined([_text(*each) for each in _placed(content, place)])
 
 
 def _joined(parts: list[Json]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import MESSAGES_MAX
 from stream_gw.dialects.files import file_part
+from stream_gw.dialects.prompt import in_turns
 from stream_gw.dialects.responses.tools import wrapped
 
 Json = dict[str, Any]
@@ -32,7 +33,7 @@ def chat_messages(instructions: str | None, items: list[Json]) -> list[Json]:
         made.messages.append({"role": "system", "content": instructions})
     for number, item in enumerate(items):
         made.add(item, f"input.{number}")
-    messages = made.finish()
+    messages = in_turns(made.finish())
     if not any(message["role"] != "system" for message in messages) and not items:
         raise BadRequest("input must have at least one item", param="input")
     if len(messages) > MESSAGES_MAX:

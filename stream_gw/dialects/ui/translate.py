@@ -9,6 +9,7 @@ import msgspec
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import MESSAGES_MAX
 from stream_gw.dialects.files import file_part
+from stream_gw.dialects.prompt import in_turns
 from stream_gw.dialects.ui.replay import tool_name
 
 Json = dict[str, Any]
@@ -37,7 +38,7 @@ def chat_messages(system: Any, messages: list[Json]) -> list[Json]:
         raise BadRequest("messages must have a message of the user", param="messages")
     if len(made) > MESSAGES_MAX:
         raise BadRequest(f"messages become {len(made)} of the engine; the limit is {MESSAGES_MAX}", param="messages")
-    return made
+    return in_turns(made)
 
 
 def checked_messages(messages: Any) -> list[Json]:

@@ -321,3 +321,34 @@ def test_a_request_of_a_coding_agent() -> None:
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert body["tool_choice"] == "none"
     assert [part["text"] for part in body["messages"][0]["content"]] == ["You edit files.", "Be brief."]
+
+
+def test_system_messages_of_a_coding_agent() -> None:
+    """Claude Code's beta ``mid-conversation-system`` and its billing text, whose value each conversation changes."""
+    body = engine(
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.3d9; cc_entrypoint=sdk-cli;"},
+            {"type": "text", "text": "You edit files.", "cache_control": {"type": "ephemeral"}},
+        ],
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            *HI,
+            {"role": "system", "content": "Agents: Explore."},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Rain"}]},
+            {"role": "system", "content": [{"type": "text", "text": "<system-reminder>Plan.</system-reminder>"}]},
+            {"role": "user", "content": "Go on."},
+        ],
+    )
+
+    def texts(*said: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in said]
+
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert body["messages"] == [
+        {"role": "system", "content": texts("You edit files.", "Be brief.")},
+        {"role": "user", "content": texts("hi", "<system-reminder>\nAgents: Explore.\n</system-reminder>")},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
+        {"role": "user", "content": texts("<system-reminder>Plan.</system-reminder>", "Go on.")},
+    ]

@@ -88,6 +88,25 @@ def test_items_become_the_messages_that_a_chat_client_sends() -> None:
     ]
 
 
+def test_developer_messages_and_context_of_a_coding_agent() -> None:
+    """Codex sends two developer messages, its environment and the prompt, and developer messages later on."""
+    made = messages(
+        {"role": "developer", "content": [{"type": "input_text", "text": "Skills: none."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "<cwd>/src</cwd>"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Go."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Done."}]},
+        {"role": "developer", "content": [{"type": "input_text", "text": "Read only."}]},
+        {"role": "user", "content": "More."},
+        instructions="You are a coding agent.",
+    )
+    assert made == [
+        {"role": "system", "content": "You are a coding agent.\n\nSkills: none."},
+        {"role": "user", "content": "<cwd>/src</cwd>\n\nGo."},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "<system-reminder>\nRead only.\n</system-reminder>\n\nMore."},
+    ]
+
+
 def test_reasoning_that_only_its_service_can_read_is_left_out() -> None:
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "c2VhbGVk"}
     assert messages({"role": "user", "content": "a"}, sealed, {"role": "assistant", "content": "b"}) == [

@@ -71,14 +71,14 @@ def conversations(draw: st.DrawFn) -> list[Json]:
 
 
 def is_alternating(messages: list[Json]) -> bool:
-    """Whether a strict chat template takes the messages: a user first, and each tool message after its call."""
+    """Whether a strict chat template takes the messages: system, user, and each tool message after its call."""
     known: set[str] = set()
     for message in messages:
         if message["role"] == "tool" and message["tool_call_id"] not in known:
             return False
         known |= {each["id"] for each in message.get("tool_calls", ())}
-    spoken = [message["role"] for message in messages if message["role"] != "system"]
-    return spoken[0] == "user"
+    roles = [message["role"] for message in messages]
+    return "system" not in roles[1:] and roles[roles[0] == "system"] == "user"
 
 
 def unanswered(items: list[Json]) -> set[str]:

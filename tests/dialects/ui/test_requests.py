@@ -137,9 +137,9 @@ def test_results_of_tools(part: dict[str, Any], result: str) -> None:
 
 @pytest.mark.parametrize("state", ["input-streaming", "input-available", "approval-requested"])
 def test_a_call_without_a_result_is_left_out(state: str) -> None:
-    assert sent(USER, assistant(STEP, tool(state)), user(text("Go on.")))["messages"][1:] == [
-        {"role": "user", "content": "Go on."}
-    ]
+    (message,) = sent(USER, assistant(STEP, tool(state)), user(text("Go on.")))["messages"]
+    assert message["role"] == "user"
+    assert message["content"].endswith("\n\nGo on.")
 
 
 @pytest.mark.parametrize("field", ["input", "rawInput"])
