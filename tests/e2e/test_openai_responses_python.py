@@ -109,6 +109,19 @@ def test_tools_and_their_results(client: OpenAI) -> None:
     assert chained.output_text == alone.output_text != ""
 
 
+def test_a_call_of_a_namespace_and_its_result(client: OpenAI, other: OpenAI) -> None:
+    tools: Any = [{"type": "namespace", "name": "agents", "description": "Subagents.", "tools": [WEATHER]}]
+    ask: dict[str, Any] = {"model": MODEL, "tools": tools, "extra_body": {"seed": 1}}
+    with client.responses.stream(input="Ask.", tool_choice="required", **ask) as stream:
+        [call] = stream.until_done().get_final_response().output
+    assert call.type == "function_call"
+    assert (call.name, call.namespace) == (WEATHER["name"], "agents")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain"}
+    alone = other.responses.create(input=[call.to_dict(), result], **ask)
+    [echoed] = alone.tools
+    assert echoed.type == "namespace" and alone.output_text
+
+
 def test_a_custom_tool_and_references_to_what_is_stored(client: OpenAI, other: OpenAI) -> None:
     tool: Any = {"type": "custom", "name": "sql", "description": "Runs SQL."}
     ask: dict[str, Any] = {"model": MODEL, "tools": [tool], "extra_body": {"seed": 1}}

@@ -82,6 +82,15 @@ class ResponseCustomTool(msgspec.Struct, tag_field="type", tag="custom"):
     description: str | None = None
 
 
+class ResponseNamespaceTool(msgspec.Struct, tag_field="type", tag="namespace"):
+    """Tools under a common name, which their calls have as `namespace`."""
+
+    name: str
+    tools: list[ResponseTool | ResponseCustomTool]
+    description: str | None = None
+    """Repeated in the response; the model reads the descriptions of the tools."""
+
+
 class ResponseText(msgspec.Struct):
     format: Annotated[Any, Meta(extra_json_schema=_FORMAT)] = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -122,8 +131,9 @@ class ResponsesBody(Common, kw_only=True):
     """Above 0, or with `message.output_text.logprobs` in `include`: texts have their logprobs."""
     include: list[str] | None = None
     """Values that this platform does not know are passed over."""
-    tools: list[ResponseTool | ResponseCustomTool] | None = None
-    """Functions and custom tools that the client runs. Tools of other types, and grammars, are refused."""
+    tools: list[ResponseTool | ResponseCustomTool | ResponseNamespaceTool] | None = None
+    """Functions and custom tools that the client runs, alone or in namespaces. Tools of other types, and grammars, are
+    refused."""
     tool_choice: Annotated[Any, Meta(extra_json_schema=_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Tokens | None = None

@@ -223,11 +223,12 @@ class ResponsesEncoder(Encoder):
 
     def _open(self, frame: Open) -> list[bytes]:
         name = b"%d" % frame.block
-        shape = shape_of(frame, self.is_open, self._resource.custom_tools)
+        called = None if self.is_open else self._resource.tools.get(frame.name or "")
+        shape = shape_of(frame, self.is_open, called)
         if shape is None:
             self._silent[name] = None
             return []
-        item = Item(frame, shape, len(self._before) + len(self._items), self.facts)
+        item = Item(frame, shape, len(self._before) + len(self._items), self.facts, called)
         self._items.append(item)
         if shape.events:
             head, tail = item.around

@@ -12,7 +12,7 @@ import msgspec
 from stream_fabric.stream.frames import Open, json_string
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.dialects.responses.tools import unwrapped, wrapped
+from stream_gw.dialects.responses.tools import Called, unwrapped, wrapped
 
 Event = tuple[bytes, bytes]
 
@@ -46,10 +46,10 @@ WRAPPED: Final = Shape("ctc_", b"", b"", b"input")
 _CONTENT: Final = ("text", "refusal")
 
 
-def shape_of(frame: Open, is_open: bool, custom: frozenset[str]) -> Shape | None:
+def shape_of(frame: Open, is_open: bool, called: Called | None) -> Shape | None:
     """Return how a block is written; None: the dialect has no such item.
 
-    ``is_open``: for Open Responses. ``custom``: names of the request's custom tools.
+    ``is_open``: for Open Responses. ``called``: the request's tool that the block calls, if it is known.
     """
     match frame.kind:
         case "text":
@@ -65,7 +65,7 @@ def shape_of(frame: Open, is_open: bool, custom: frozenset[str]) -> Shape | None
         case "tool" if frame.form != "server":  # the engine's server runs that tool, so the client must not
             if frame.form == "custom":
                 return OPEN_CUSTOM if is_open else CUSTOM
-            return WRAPPED if frame.name in custom and not is_open else FUNCTION
+            return WRAPPED if called is not None and called.is_custom else FUNCTION
     return None
 
 
@@ -89,7 +89,7 @@ class Item:
         "opaque", "shape", "text",
     )  # fmt: skip
 
-    def __init__(self, frame: Open, shape: Shape, index: int, facts: StreamFacts) -> None:
+    def __init__(self, frame: Open, shape: Shape, index: int, facts: StreamFacts, called: Called | None) -> None:
         self.shape = shape
         self.kind = frame.kind
         self.index = index
@@ -109,8 +109,10 @@ class Item:
         self._is_function = shape.prefix == "fc_"
         if frame.kind == "tool":
             call = frame.id or derived_id("call_", facts.stream, frame.block + 1)
-            self._name = json_string(frame.name or "")
+            self._name = json_string((frame.name or "") if called is None else called.name)
             self._call = b'"call_id":%b,"name":%b' % (json_string(call), self._name)
+            if called is not None and called.namespace is not None:
+                self._call += b',"namespace":' + json_string(called.namespace)
 
     # --- parts of the item -------------------------------------------------------------------------------------
 

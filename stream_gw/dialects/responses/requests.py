@@ -26,7 +26,8 @@ _TRANSLATED = (
     "tool_choice", "tools", "top_logprobs", "truncation",
 )  # fmt: skip
 _IGNORED = (
-    "access_programs", "moderation", "prompt_cache_options", "prompt_cache_retention", "stream_options",
+    "access_programs", "client_metadata", "moderation", "prompt_cache_options", "prompt_cache_retention",
+    "stream_options",
 )  # fmt: skip
 """Fields of OpenAI's own service: they change neither what is asked nor what is answered."""
 _REFUSED = {
@@ -231,13 +232,13 @@ def _chat(asked: Asked, history: list[Json]) -> tuple[dict[str, Raw], Json]:
 def _add_tools(fields: dict[str, Raw], made: dict[str, Raw], settings: Json) -> None:
     tools = own_tools(field(fields, "tools", Any))
     asked = field(fields, "tool_choice", Any)
-    choice, allowed = chat_tool_choice(asked, tools)
+    choice, allowed = chat_tool_choice(asked, chat_tools(tools))
     if tools:
         settings["tools"] = tools
     if asked is not None:
         settings["tool_choice"] = asked
     if allowed:
-        made["tools"] = Raw(_encode(chat_tools(allowed)))
+        made["tools"] = Raw(_encode(allowed))
         if choice is not None:
             made["tool_choice"] = Raw(_encode(choice))
     parallel = field(fields, "parallel_tool_calls", bool | None)

@@ -8,6 +8,7 @@ import msgspec
 
 from stream_fabric.stream.frames import ChoiceEnd, End, ErrorInfo, Usage
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.responses.tools import called_tools
 
 _json = msgspec.json.Encoder().encode
 _DEFAULTS: dict[str, Any] = {
@@ -75,14 +76,13 @@ def completed_at(end: End) -> int | None:
 class Resource:
     """Encodes the response object of one stream."""
 
-    __slots__ = ("_after", "_before", "_model", "custom_tools", "is_background")
+    __slots__ = ("_after", "_before", "_model", "is_background", "tools")
 
     def __init__(self, facts: StreamFacts) -> None:
         settings = settings_of(facts)
         self.is_background = settings.get("background") is True
-        tools = settings.get("tools", ())
-        self.custom_tools = frozenset(tool["name"] for tool in tools if tool["type"] == "custom")
-        """Names of the tools whose input is free text."""
+        self.tools = called_tools(settings.get("tools", ()))
+        """Tools of the request by the names that the engine knows."""
         self._before = b'{"id":%b,"object":"response","created_at":%d' % (_json(facts.stream), facts.created)
         self._model = _json(facts.model)
         self._after = _json(_DEFAULTS | settings)[1:]

@@ -8,7 +8,7 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import MESSAGES_MAX
 from stream_gw.dialects.files import file_part
 from stream_gw.dialects.prompt import in_turns
-from stream_gw.dialects.responses.tools import wrapped
+from stream_gw.dialects.responses.tools import function_name, wrapped
 
 Json = dict[str, Any]
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -109,7 +109,8 @@ class _Messages:
         self.messages.append({"role": role, "content": content})
 
     def _add_call(self, item: Json, place: str, arguments: str) -> None:
-        call, name = _string(item, "call_id", place), _string(item, "name", place)
+        call = _string(item, "call_id", place)
+        name = function_name(_string(item, "name", place), item.get("namespace"))
         function = {"name": name, "arguments": arguments}
         self._calls.add(call)
         answer = self._open_answer()

@@ -32,8 +32,8 @@ def facts(**more: Any) -> StreamFacts:
     return StreamFacts(STREAM, 1763712000, "sim-small", dialect="openai.responses", settings=settings)
 
 
-def spelled(*frames: Frame, dialect: str = "openai.responses") -> str:
-    return encoder_for(dialect, facts()).sse([encode(frame) for frame in frames], 1, 1).decode()
+def spelled(*frames: Frame, dialect: str = "openai.responses", **settings: Any) -> str:
+    return encoder_for(dialect, facts(**settings)).sse([encode(frame) for frame in frames], 1, 1).decode()
 
 
 class Told:
@@ -163,6 +163,28 @@ def test_summaries_hidden_thoughts_and_a_custom_tool() -> None:
     )
     assert f'"call_id":"call_c","name":"h","arguments":{arguments}}}' in theirs
     assert '"name":"h","arguments":""}' in theirs, "an item begins empty"
+
+
+def test_calls_of_a_namespace() -> None:
+    held = [{"type": kind, "name": kind} for kind in ("function", "custom")]
+    tools = [{"type": "namespace", "name": "n", "tools": held}]
+    frames = (
+        Open(0, 0, "tool", None, "call_a", "n__function"),
+        Delta(0, "{}"),
+        Close(0),
+        Open(1, 0, "tool", None, "call_b", "n__custom"),
+        Delta(1, '{"input":"x"}'),
+        Close(1),
+        ChoiceEnd(0, "tool_calls"),
+        End("completed"),
+    )
+    ours = spelled(*frames, tools=tools)
+    assert '"call_id":"call_a","name":"function","namespace":"n","arguments":"{}"}' in ours
+    assert '"call_id":"call_b","name":"custom","namespace":"n","input":"x"}' in ours
+    assert '"arguments":"{}","name":"function"' in ours
+    theirs = spelled(*frames, dialect="open.responses", tools=tools)
+    assert '"call_id":"call_a","name":"n__function","arguments":"{}"}' in theirs
+    assert '"namespace":"n"' not in theirs, "its schema of a call is closed"
 
 
 def test_an_error_within_the_stream() -> None:

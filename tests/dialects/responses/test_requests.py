@@ -162,6 +162,36 @@ def test_a_custom_tool_is_a_function_with_one_string() -> None:
     assert told == {"role": "tool", "tool_call_id": "c1", "content": "1"}
 
 
+def test_the_tools_of_a_namespace_are_functions_with_its_name() -> None:
+    """Codex sends its subagents' tools, and those of each MCP server, as a namespace."""
+    space = {"type": "namespace", "name": "agents", "description": "Subagents.", "tools": [FUNCTION]}
+    server = {"type": "namespace", "name": "mcp__sql__", "tools": [{"type": "custom", "name": "run"}]}
+    asked = {"tools": [space, server, FUNCTION]}
+    made = engine(**asked)
+    names = [tool["function"]["name"] for tool in made["tools"]]
+    assert names == ["agents__weather", "mcp__sql__run", "weather"]
+    assert made["tools"][0]["function"] | {"name": "weather"} == CHAT_FUNCTION["function"]
+    [told, *_] = settings(**asked)["tools"]
+    assert told == space | {"tools": [FUNCTION | {"description": None}]}
+    [answer, *_] = messages(CALL | {"namespace": "agents"}, RESULT)
+    assert answer["tool_calls"][0]["function"]["name"] == "agents__weather"
+    forced = engine(**asked, tool_choice={"type": "function", "name": "weather", "namespace": "agents"})
+    assert forced["tool_choice"]["function"] == {"name": "agents__weather"}
+    allowed: list[tuple[dict[str, str], list[str]]] = [
+        ({"type": "namespace", "name": "mcp__sql__"}, ["mcp__sql__run"]),
+        ({"type": "function", "name": "weather", "namespace": "agents"}, ["agents__weather"]),
+        ({"type": "function", "name": "weather"}, ["weather"]),
+    ]
+    for each, left in allowed:
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": [each]}
+        assert [tool["function"]["name"] for tool in engine(**asked, tool_choice=choice)["tools"]] == left
+
+
+def test_fields_of_codex_do_not_reach_the_engine() -> None:
+    made = engine(client_metadata={"x-codex-turn-metadata": "{}"}, include=["reasoning.encrypted_content"], store=False)
+    assert set(made) == {"model", "messages"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -313,6 +343,9 @@ def test_names_of_a_chat_and_unknown_fields() -> None:
         ({"input": [{"type": "custom_tool_call", "call_id": "c9", "name": "x"}]}, BadRequest),
         ({"input": [{"type": "reasoning", "summary": 1}]}, BadRequest),
         ({"tools": [{"type": "custom"}]}, BadRequest),
+        ({"tools": [{"type": "namespace", "name": "x"}]}, BadRequest),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "web_search"}]}]}, Unsupported),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "namespace"}]}]}, Unsupported),
         ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "lark"}}]}, Unsupported),
         ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "https://x"}]}, Unsupported),
         ({"image": {}}, Unsupported),
