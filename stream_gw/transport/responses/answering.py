@@ -100,8 +100,9 @@ class TurnAnswers:
         store, asked, last_seq = self._gateway.parts.responses, prepared.asked, prepared.history.last_seq
         stored = None if store is None or not asked.store else StoredRequest(store, who, asked, last_seq)
         turn.trace = trace = ReaderTrace(self._gateway.parts.tracer, self._socket.name, "ws", event.traceparent)
-        # Readers leave with their socket, so its streams get the longer grace
-        call = CreateCall(who, request, trace, key=event.key, kept=True, dialect=self._dialect, on_named=stored)
+        # Readers leave with their socket, so streams that they can read again get the longer grace
+        kept = asked.store
+        call = CreateCall(who, request, trace, key=event.key, kept=kept, dialect=self._dialect, on_named=stored)
         if event.generate:
             return await self._gateway.streams.create(call), lineage
         await self._prepare(turn, call, event)

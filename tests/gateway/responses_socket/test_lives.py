@@ -81,6 +81,15 @@ async def test_a_response_outlives_its_socket(one: Gate, two: Gate) -> None:
     await two.until_status(response, "cancelled")
 
 
+async def test_a_response_that_nobody_can_read_again_ends_soon_after_its_socket(one: Gate, two: Gate) -> None:
+    """Codex sends ``store: false``, and its user interrupts it."""
+    async with opened(one) as ws:
+        await ws.create(tokens=SLOW, store=False)
+        await ws.until("response.output_text.delta")
+        response = ws.lanes[None][0]["response"]["id"]
+    await two.until_status(response, "cancelled")  # within 10 s; a stored one goes on for 30 s
+
+
 async def test_a_drain_lets_responses_end(platform: Running, two: Gate) -> None:
     async with own_gateway(platform, "--drain-s", "20", "--drain-spread-s", "0.2") as (leaving, process):
         async with AsyncExitStack() as stack:
