@@ -36,6 +36,9 @@ _LOOKS_MIN = 10
 _LOOKS_S_MIN = 5 * LEASE_TTL_S
 """Looks in a row that see a lease expired, and seconds that they take, after which its replica is dead although Redis
 is slow: a living replica renews its lease before one of them, whatever the time of an answer is."""
+_CLAIM_S_MAX = 0.1
+"""Seconds of a claim, the reaper's first write; over: Redis answered reads and took no writes, as without replicas.
+Then no agent could renew its lease either."""
 _QUEUE = ReplicaId("(queue)")
 _NO_REPLICA = ReplicaId("")
 _AT_ONCE_MAX = 256
@@ -55,7 +58,11 @@ class _Expired(NamedTuple):
     """Seconds of that time for which Redis answered at once."""
 
     def is_dead(self, now: float) -> bool:
-        return self.seen_s >= SEEN_DEAD_S or (self.looks >= _LOOKS_MIN and now - self.since >= _LOOKS_S_MIN)
+        return self.seen_s >= SEEN_DEAD_S or self.is_long_dead(now)
+
+    def is_long_dead(self, now: float) -> bool:
+        """Return whether it is dead although Redis is slow."""
+        return self.looks >= _LOOKS_MIN and now - self.since >= _LOOKS_S_MIN
 
 
 class _Look(NamedTuple):
@@ -149,7 +156,17 @@ class LeaseReaper:
                 else _Expired(seen.since, seen.looks + 1, max(seen.seen_s + looked_s, 0.0))
             )
         late = [name for name, seen in expired.items() if seen.is_dead(now)]
-        dead = [replica for replica in late if await self._claim(pool, replica, LEASE_TTL_S)]
+        dead = []
+        for replica in late:
+            asked_at = self._clock.monotonic_us() / 1e6
+            claimed = await self._claim(pool, replica, LEASE_TTL_S)
+            claimed_at = self._clock.monotonic_us() / 1e6
+            if claimed_at - asked_at > _CLAIM_S_MAX and not expired[replica].is_long_dead(now):
+                now = claimed_at  # the agents renew first
+                expired = {name: seen._replace(seen_s=0.0) for name, seen in expired.items()}
+                break
+            if claimed:
+                dead.append(replica)
         if dead and self._lost is not None:
             await self._lost.receive_dead(pool, dead, self._known)
         await _gather(partial(self._recover, pool), dead)
