@@ -68,6 +68,8 @@ class RedisClient:
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._refreshing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._on_left: list[Callable[[], None]] = []
         self._started = False
         self._closed = False
         self.topology: Topology
@@ -75,7 +77,7 @@ class RedisClient:
             case "cluster":
                 self.topology = Cluster(self.url, self._login, self.connection)
             case "sentinel":
-                self.topology = Sentinel(self.url, sentinel_login)
+                self.topology = Sentinel(self.url, sentinel_login, self._leave)
             case _:
                 self.topology = Single(self.url)
         self.publish = "PUBLISH"
@@ -101,6 +103,19 @@ class RedisClient:
         await self.execute(slot_of("p0"), "GET", "sg:{p0}:partitions")
         await self.execute(slot_of("p0"), self.publish, "sg:{p0}:>", "")
         self._started = True
+        if isinstance(self.topology, Sentinel):
+            self._watching = asyncio.create_task(self.topology.watch(self.refresh))
+
+    def on_left(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever another server than before serves the slots."""
+        self._on_left.append(callback)
+
+    def _leave(self, address: Address) -> None:
+        """Send the commands that a former primary has not answered to its successor."""
+        if (connection := self._connections.pop(address, None)) is not None:
+            connection.close()
+        for callback in self._on_left:
+            callback()
 
     async def dedicated(
         self, address: Address, *, on_push: Push | None = None, on_lost: Callable[[], None] | None = None
@@ -247,7 +262,7 @@ class RedisClient:
 
     async def close(self) -> None:
         self._closed = True
-        for task in [*self._connecting.values(), *([self._refreshing] if self._refreshing else [])]:
+        for task in [*self._connecting.values(), *filter(None, (self._refreshing, self._watching))]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionLost, ReplyError):
                 await task

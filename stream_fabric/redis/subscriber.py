@@ -53,6 +53,7 @@ class Subscriber(Subscription):
         """Connections whose last ping is not answered."""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
+        client.on_left(self._leave_former_primaries)
 
     async def wait_ready(self) -> None:
         try:

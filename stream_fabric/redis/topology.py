@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from binascii import crc_hqx
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.redis.wire import Connection, ConnectionLost, ConnectionRefused, Login, ReplyError
 from stream_fabric.redis_url import Address, RedisUrl
+
+log = logging.getLogger(__name__)
 
 SLOTS = 16384
 _QUERY_TIMEOUT_S = 1.0
 """Timeout of one topology query; after it the next node is asked."""
 _QUERIED_MAX = 64
 """Known nodes that are queried before the addresses of the URL."""
+_SWITCHED = b"+switch-master"
+"""Channel on which a sentinel tells of a new master."""
+_LISTEN_PING_S = 5.0
+_LISTEN_AGAIN_S = 2.0
+_AGREE_S = 3.0
+"""Time for most sentinels to name the new master after the first one told of it."""
+_AGREE_EVERY_S = 0.03
 
 
 def slot_of(tag: str) -> int:
@@ -63,9 +73,11 @@ class Single:
 class Sentinel:
     """Map of all slots to the master that the sentinels report."""
 
-    def __init__(self, url: RedisUrl, login: Login) -> None:
+    def __init__(self, url: RedisUrl, login: Login, on_left: Callable[[Address], None]) -> None:
+        """``on_left`` is called with each former master, once its successor is known."""
         self._url = url
         self._login = login
+        self._on_left = on_left
         self._address: Address | None = None
 
     def address(self, slot: int) -> Address:
@@ -89,11 +101,73 @@ class Sentinel:
             for task in pending:
                 task.cancel()
         if answers:
-            self._address = answers.most_common(1)[0][0]
+            before, self._address = self._address, answers.most_common(1)[0][0]
+            if before is not None and before != self._address:
+                self._on_left(before)
             return
         failures = [task.exception() for task in asked]
         refused = next((error for error in failures if isinstance(error, ConnectionRefused)), None)
         raise refused or ConnectionLost("; ".join(map(str, failures)))
+
+    async def watch(self, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Call ``refresh`` when a sentinel tells of a new master, until most of them name it; run until cancelled.
+
+        In a failover that an operator orders, the former master takes writes for ten seconds more. They are lost.
+        """
+        told: asyncio.Queue[Address] = asyncio.Queue()
+        async with asyncio.TaskGroup() as tasks:
+            for sentinel in self._url.addresses:
+                tasks.create_task(self._listen(sentinel, told))
+            while True:
+                master, before = await told.get(), self._address
+                try:
+                    async with asyncio.timeout(_AGREE_S):
+                        while self._address == before != master:
+                            await refresh()
+                            await asyncio.sleep(_AGREE_EVERY_S)
+                except TimeoutError:
+                    log.warning("most sentinels do not name the new master that one told of: master=%s", master)
+
+    async def _listen(self, sentinel: Address, told: asyncio.Queue[Address]) -> None:
+        """Put each new master that this sentinel tells of into ``told``, until cancelled or refused."""
+        while True:
+            try:
+                await self._hear(sentinel, told)
+            except ConnectionLost:  # the queries of the master say why
+                await asyncio.sleep(_LISTEN_AGAIN_S)
+            except ReplyError as error:
+                log.warning(
+                    "sentinel may not tell of a new master, a failover by hand is noticed late: sentinel=%s error=%s; "
+                    "give its user +subscribe and &+switch-master",
+                    sentinel,
+                    self._login.quote(error),
+                )
+                return
+
+    async def _hear(self, sentinel: Address, told: asyncio.Queue[Address]) -> None:
+        """Subscribe once and listen. Raises ConnectionLost, or ReplyError if the sentinel refuses."""
+        refused: list[ReplyError] = []
+
+        def receive(push: list[Any]) -> None:
+            match push:
+                case [b"message", _, payload]:
+                    name, _, _, host, port = payload.decode().split(" ")
+                    if name == self._url.master:
+                        told.put_nowait(Address(host, int(port)))
+                case [b"error", error]:
+                    refused.append(error)
+
+        connection = await Connection.connect(*sentinel, timeout_s=_QUERY_TIMEOUT_S, login=self._login, on_push=receive)
+        try:
+            connection.send("SUBSCRIBE", _SWITCHED)
+            while True:
+                # A sentinel's user has the right to it, and perhaps not to PING
+                await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
+                if refused:
+                    raise refused[0]
+                await asyncio.sleep(_LISTEN_PING_S)
+        finally:
+            connection.close()
 
     async def _query_master(self, sentinel: Address) -> Address:
         """Query one sentinel for the master. Raises ConnectionLost."""

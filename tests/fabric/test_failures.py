@@ -23,6 +23,8 @@ from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.placement import Placed
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.ports import FrameSink
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis import subscriber as subscriber_module
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.pools import RedisPools
@@ -701,6 +703,32 @@ async def test_a_sentinel_failover(sentinel: SentinelSetup) -> None:
         await eventually(lambda: all(map(follower.ended, streams)), "the ends", 30)
         for stream in streams:
             await follower.check_whole(stream, 400)
+        assert follower.told == []
+
+
+@pytest.mark.chaos
+async def test_invariant_10_a_failover_that_an_operator_orders(sentinel: SentinelSetup) -> None:
+    """The former primary goes on to take writes, which are lost: Sentinel makes it a replica ten seconds later."""
+    engine = Teller(700, 0.01)
+    async with running(sentinel.url, engine) as (follower, agent):
+        streams = [await follower.begin(agent.replica) for _ in range(4)]
+        await eventually(lambda: all(len(follower.lines[s]) > 15 for s in streams))
+        old = sentinel.primary()
+        sentinel.fail_over()
+
+        async def has_moved() -> bool:
+            await follower.client.refresh()  # as after any command that fails; none of the agent's does
+            return follower.client.topology.address(0).port != old.port
+
+        await eventually(has_moved, "the sentinels to agree", 5)
+        reaper = asyncio.create_task(LeaseReaper(follower.pools, follower.log, HostClock(), HostRandom()).run())
+        try:
+            await eventually(lambda: all(map(follower.ended, streams)), "the ends", 9)
+            assert old("ROLE")[0] == b"master", "it still takes writes"
+        finally:
+            reaper.cancel()
+        for stream in streams:
+            await follower.check_whole(stream, 700)
         assert follower.told == []
 
 

@@ -376,6 +376,10 @@ class SentinelSetup:
         )
         return next(server for server in self.servers if server.port == int(port))
 
+    def fail_over(self) -> None:
+        """Order a failover, as for the maintenance of the primary's host."""
+        call(self.sentinels[0][0], "SENTINEL", "FAILOVER", "mymaster", secured=self.sentinels_secured)
+
     def close(self) -> None:
         for _, process in self.sentinels:
             process.kill()
