@@ -103,6 +103,14 @@ class Settlement(NamedTuple):
     output: int = 0
 
 
+def drained(spent: float, at_ms: int, limit: int, now_ms: int) -> float:
+    """Return the spent amount of a bucket at ``now_ms``, of which ``limit`` refills in a minute.
+
+    After a failover to a host whose clock is behind, ``at_ms`` lies in the future: the bucket keeps its amount.
+    """
+    return max(0.0, spent - limit * max(now_ms - at_ms, 0) / MINUTE_MS)
+
+
 class _Bucket:
     """Spent amount of a bucket that refills ``limit`` in a minute."""
 
@@ -112,7 +120,7 @@ class _Bucket:
         self.spent, self.at_ms, self.limit = 0.0, 0, 0
 
     def spent_at(self, now_ms: int) -> float:
-        return max(0.0, self.spent - self.limit * (now_ms - self.at_ms) / MINUTE_MS)
+        return drained(self.spent, self.at_ms, self.limit, now_ms)
 
     def add(self, amount: float, now_ms: int) -> None:
         self.spent, self.at_ms = max(0.0, self.spent_at(now_ms) + amount), now_ms
@@ -279,7 +287,7 @@ class AccountState:
         bucket = self._buckets.get((name, kind))
         if bucket is None or limit is None:
             return 0.0
-        return max(0.0, bucket.spent - limit * (now_ms - bucket.at_ms) / MINUTE_MS)
+        return drained(bucket.spent, bucket.at_ms, limit, now_ms)
 
 
 def _costs(limits: Limits, tokens: int, requests: int = 1) -> list[tuple[LimitKind, int, int]]:

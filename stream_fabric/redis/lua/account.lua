@@ -6,8 +6,9 @@
 --   'o:<stream>' set of the last calls that added to its reservation.
 local A = string.sub(KEYS[1], 1, -5)
 
+-- After a failover to a host whose clock is behind, at lies in the future: the bucket keeps its amount.
 local function drained(spent, at, limit, now)
-  return math.max(0, (tonumber(spent) or 0) - limit * (now - (tonumber(at) or now)) / MINUTE_MS)
+  return math.max(0, (tonumber(spent) or 0) - limit * math.max(now - (tonumber(at) or now), 0) / MINUTE_MS)
 end
 
 local function number(value)
