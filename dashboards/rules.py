@@ -380,9 +380,10 @@ ALERTS: tuple[Alert, ...] = (
         {listed.STUCK.name: "0x12 1x40"}, {listed.STUCK.name: "1x40"},
     ),
     Alert(
-        "ReplicaDied", "ticket", f"sum by (namespace) (increase({listed.DEAD.name}[15m])) > 0", "0m",
+        # A controller that replaces one counts what died meanwhile within two seconds, before its first scrape
+        "ReplicaDied", "ticket", _rises(listed.DEAD.name, "namespace"), "0m",
         "A replica's lease expired without a shutdown",
-        {listed.DEAD.name: "0x12 1x40"}, {listed.DEAD.name: "1x40"},
+        {listed.DEAD.name: "_x12 1x40"}, {listed.DEAD.name: "1x40"},
     ),
     Alert(
         # It is open for at most a minute, and half open while the engine works on the request that it tries. Half open
@@ -481,10 +482,11 @@ ALERTS: tuple[Alert, ...] = (
         {listed.RESPONSES_UNSAVED.name: "0+1000x60"}, {listed.RESPONSES_UNSAVED.name: "6000 300x60"},
     ),
     Alert(
+        # The first gateway after a long absence of all counts what was lost before its first scrape
         "ResponsesLost", "ticket",
-        f'sum by (outcome) (increase({listed.RESPONSES_STORED.name}{{outcome=~"no_stream|unreadable"}}[15m])) > 0',
+        _rises(f'{listed.RESPONSES_STORED.name}{{outcome=~"no_stream|unreadable"}}', "outcome"),
         "0m", "Stored responses were dropped, because their stream or their record was gone: {{ $labels.outcome }}",
-        {f'{listed.RESPONSES_STORED.name}{{outcome="no_stream"}}': "0x10 1x40"},
+        {f'{listed.RESPONSES_STORED.name}{{outcome="no_stream"}}': "_x10 1x40"},
         {f'{listed.RESPONSES_STORED.name}{{outcome="too_large"}}': "0x10 1x40",
          f'{listed.RESPONSES_STORED.name}{{outcome="no_stream"}}': "3x60"},
         labels={"outcome": "no_stream"},
