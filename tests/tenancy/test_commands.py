@@ -331,6 +331,19 @@ def test_no_key_is_made_without_a_pepper(run: Run) -> None:
     assert code == 1 and "STREAM_GW_KEY_PEPPER" in err
 
 
+def test_a_key_of_another_pepper_than_the_fleets_comes_with_a_warning(run: Run) -> None:
+    other = "another pepper of sixteen bytes"
+    ok(run("tenants", "add", "acme"))
+    key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--json")))["id"]
+    for verb in (("add", "--tenant", "acme"), ("rotate", key)):
+        code, out, err = run("keys", *verb, "--json", STREAM_GW_KEY_PEPPER=other)
+        made = json.loads(out)["id"]
+        assert code == 0 and "1 valid keys have another pepper" in err and f"revoke {made}" in err
+        ok(run("keys", "revoke", made))
+    code, _, err = run("keys", "rotate", key, STREAM_GW_KEY_PEPPER=other, STREAM_GW_KEY_PEPPER_PREVIOUS=PEPPER)
+    assert (code, err) == (0, "")
+
+
 def test_migrate_tells_the_version(run: Run) -> None:
     assert json.loads(ok(run("tenants", "migrate", "--json"))) == {"before": 0, "version": known_version()}
     assert f"version {known_version()}" in ok(run("tenants", "migrate"))

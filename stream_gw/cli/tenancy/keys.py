@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from stream_gw.cli.tenancy.session import (
     show,
     table,
 )
+from stream_gw.cli.variables import ENV
 from stream_gw.tenancy.models import GRACE_S_MAX, TENANT_SCOPES, Key, KeyChange, KeyCreate, KeyRotate, NewKey
 
 if TYPE_CHECKING:
@@ -111,7 +113,8 @@ async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
     )
     async with tenancy.change(actor()) as session:
         key = await session.keys.create(checked(asked))
-    _show_once(args, key)
+        lost = (await session.keys.peppers())["lost"]
+    _show_once(args, key, lost)
 
 
 async def _set(tenancy: Tenancy, args: argparse.Namespace) -> None:
@@ -135,7 +138,8 @@ async def _rotate(tenancy: Tenancy, args: argparse.Namespace) -> None:
     async with tenancy.change(actor()) as session:
         key = await session.keys.rotate(_id_of(args.key), checked(KeyRotate(args.grace_s)).grace_s)
         old = await session.keys.find(_id_of(args.key))
-    _show_once(args, key, f"\nkey {old.id} is valid until {moment_text(old.expires_at)}")
+        lost = (await session.keys.peppers())["lost"]
+    _show_once(args, key, lost, f"\nkey {old.id} is valid until {moment_text(old.expires_at)}")
 
 
 async def _list(tenancy: Tenancy, args: argparse.Namespace) -> None:
@@ -157,8 +161,16 @@ async def _revoke(tenancy: Tenancy, args: argparse.Namespace) -> None:
     show(args, key, f"{done} {key.id} of tenant {key.tenant}")
 
 
-def _show_once(args: argparse.Namespace, key: NewKey, more: str = "") -> None:
+def _show_once(args: argparse.Namespace, key: NewKey, lost: int, more: str = "") -> None:
+    """Print a new key. ``lost``: number of valid keys that another pepper than this command's has hashed."""
     show(args, key, f"key, shown once: {key.key}\n\nid {key.id} of tenant {key.tenant}{more}")
+    if lost:
+        print(
+            f"warning: {lost} valid keys have another pepper than {ENV}KEY_PEPPER and {ENV}KEY_PEPPER_PREVIOUS of this "
+            f"command; gateways with that pepper refuse key {key.id}. If it is the fleet's, set it, revoke {key.id}, "
+            "and make the key again",
+            file=sys.stderr,
+        )
 
 
 def key_rows(keys: Sequence[Key]) -> str:
