@@ -313,6 +313,7 @@ async def _listen(
     await _wait_until_started(server, serving)
     on_ready(_url(server, settings))
     await asyncio.wait([serving, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+    server.end_keep_alive()
     await edge.drain(settings.drain_s, settings.drain_spread_s)
     server.should_exit = True
     loop = asyncio.get_running_loop()

@@ -70,6 +70,36 @@ async def test_invariant_9_a_drain_is_invisible(platform: Running, two: Gate) ->
             await _continues(socket, two)
 
 
+async def test_a_kept_connection_does_not_stay_with_a_gateway_that_drains(platform: Running) -> None:
+    async with AsyncExitStack() as stack:
+        leaving, process = await stack.enter_async_context(gateway(platform, drain_s=20))
+        plain, kept, asked, idle = [await stack.enter_async_context(leaving.connection()) for _ in range(4)]
+        await plain.send(leaving.request("POST", "/v1/chat/completions", chat(150, seed=24)))
+        await plain.head()
+        for connection in (kept, idle):
+            await connection.send(leaving.request("GET", "/healthz"))
+            assert "connection" not in (await connection.answer()).headers
+        await asked.send(leaving.request("POST", "/v1/chat/completions", chat(100, seed=24) | {"stream": False}))
+        await leaving.until_open_streams(2)
+        process.terminate()
+
+        async def drains() -> bool:
+            return (await leaving.ask("GET", "/readyz")).status == 503
+
+        await eventually(drains, "the gateway to drain")
+        await kept.send(leaving.request("POST", "/v1/chat/completions", chat(1)))
+        refused = await kept.answer()
+        refusal(refused, 503, "draining")
+        assert refused.headers["connection"] == "close"
+        assert await kept.closed() == b""
+        whole = await asked.answer()
+        assert (whole.status, whole.headers["connection"]) == (200, "close"), "a head that was not out says it too"
+        assert await asked.closed() == b""
+        assert events(await plain.rest())[-1].data == DONE
+        assert await idle.closed() == b"", "closed at the end"
+        await ended(process, 10)
+
+
 async def _hint(socket: Tokenstream, began: float) -> int:
     """The wait that the socket is asked for; it is closed after it, not before."""
     hint = await socket.until_t("reconnect")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -23,7 +24,7 @@ from stream_fabric.limits import (
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
 from stream_gw.transport.connection.response import Flow, PlainWriter, ResponseWriter
-from stream_gw.transport.connection.turns import CONNECTION, RESPONSE, Connection
+from stream_gw.transport.connection.turns import CONNECTION, RESPONSE, Config, Connection
 from stream_gw.transport.connection.waiting import Event, Pipeline
 from stream_gw.transport.connection.websocket import EdgeWebSocket
 
@@ -119,6 +120,7 @@ class EdgeHttp(Connection, HttpToolsProtocol):
             super().on_headers_complete()
             if self.cycle is not before:  # its task has not run yet
                 self.cycle.message_event = Event()  # type: ignore[assignment]
+                self.end_keep_alive()
                 writer = PlainWriter if self.scope["http_version"] == "1.0" else ResponseWriter
                 self.scope["state"][RESPONSE] = self.cycle.transport = writer(self)  # type: ignore[assignment]
 
@@ -182,6 +184,15 @@ class EdgeHttp(Connection, HttpToolsProtocol):
     def _end_idleness(self) -> None:
         """Stop the idle timer."""
         super()._unset_keepalive_if_required()
+
+    def end_keep_alive(self) -> None:
+        """Close the connection after the current answer, which says so, if the server drains.
+
+        A client or an L4 load balancer that kept the connection would send its next requests to this gateway, and each
+        would be refused. An answer whose head is out can no longer say it.
+        """
+        if cast(Config, self.config).draining and self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     # --- unread bodies -------------------------------------------------------------------------------------
 

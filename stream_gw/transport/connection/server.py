@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -37,6 +37,13 @@ class EdgeServer(uvicorn.Server):
                 connection.sweep(loop.time())  # type: ignore[union-attr]
                 if number % 500 == 499:
                     await asyncio.sleep(0)  # tokens go first
+
+    def end_keep_alive(self) -> None:
+        """Close each connection after the next answer on it: further requests should go to another gateway."""
+        cast(Config, self.config).draining = True
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, EdgeHttp):
+                connection.end_keep_alive()
 
     def abort(self) -> None:
         """Cut all connections, whatever they have not taken yet."""

@@ -42,9 +42,10 @@ class SocketListener(ConnectionListener, Protocol):
 
 
 class Config(uvicorn.Config):
-    """uvicorn's configuration with a clock for its connections."""
+    """uvicorn's configuration with what its connections share: a clock, and whether the server drains."""
 
     clock: Clock
+    draining: bool = False
 
 
 class Connection(asyncio.Protocol, ABC):
