@@ -524,6 +524,14 @@ def test_operators_come_in_by_the_ingress_only_where_that_is_said() -> None:
     assert paths("--set", "ingress.paths={/v1,/static,/ops}") == ["/v1", "/static", "/ops"]
 
 
+def test_an_ingress_of_nginx_waits_for_an_answer_that_is_not_streamed() -> None:
+    (one,) = of_kind(objects("production"), "Ingress")
+    said = {name.rpartition("/")[2]: value for name, value in one["metadata"]["annotations"].items()}
+    sdks_wait_s = 600
+    assert int(said["proxy-read-timeout"]) >= sdks_wait_s, "it is silent until it is complete, and a 504 is asked again"
+    assert said["proxy-buffer-size"] == "8k", "the cookie of POST /v1/cookie does not fit into nginx's 4k"
+
+
 def test_an_ingress_may_serve_every_name_of_a_domain() -> None:
     (one,) = of_kind(objects("production", "--set", "ingress.host=*.example.org"), "Ingress")
     assert one["spec"]["rules"][0]["host"] == "*.example.org"
