@@ -79,6 +79,7 @@ class Endpoint:
             if handler is None:
                 if await self._answer_preflight(request):
                     return
+                request.check_upgrade()
                 raise WrongMethod(scope["method"], self._path, self._methods)
             opened = await handler(request, send)
             if opened is not None:

@@ -75,6 +75,14 @@ class Request:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def check_upgrade(self) -> None:
+        """Raise BadRequest for the handshake of a WebSocket that came without its offer: a proxy has removed it."""
+        if b"sec-websocket-key" in self.headers and b"upgrade" not in self.headers:
+            raise BadRequest(
+                "this WebSocket handshake has no Upgrade header: a proxy in front of the gateway removed it; "
+                "have the proxy pass Upgrade and Connection (docs/runbook.md, behind nginx or a load balancer)"
+            )
+
     @property
     def is_retry(self) -> bool:
         """True if the client says that it has sent the request before, as the SDKs of OpenAI and Anthropic do."""

@@ -195,4 +195,5 @@ class ServiceRoutes:
 
     async def unknown_path(self, request: Request, send: Send) -> None:
         """Answer 404 for a path that does not exist."""
+        request.check_upgrade()
         raise no_path(request.scope)

@@ -17,6 +17,7 @@ from playwright.async_api import Browser, BrowserContext, Page, WebSocket, expec
 from tests.client.browser import PATIENCE_MS
 from tests.gateway.processes import Running
 from tests.gateway.wire import Gate, chat, events, text_of_chunks
+from tests.support.nginx import NginxServer
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -347,3 +348,13 @@ async def test_the_chat_page_survives_its_network(context: BrowserContext, one: 
         await eventually(lambda: proxy.cuts_left == 0, "three cuts in the answer's middle")
         await check(page, two, page.streams[0])
         assert page.sockets >= 4 and len(page.streams) == 1
+
+
+async def test_a_proxy_that_passes_no_websockets_is_named(context: BrowserContext, one: Gate) -> None:
+    plain = f"server {{ listen %s; location / {{ proxy_pass {one.url}; }} }}"
+    with NginxServer(lambda address: plain % address) as nginx:
+        async with tab(context, f"{nginx.url}/#key={one.key}") as page:
+            await page.ask(PROMPT)
+            await expect(page.page.locator("#connection")).to_have_text("WebSockets blocked")
+            told = page.page.locator("article.assistant")
+            await expect(told).to_contain_text("a proxy on the way does not pass them")

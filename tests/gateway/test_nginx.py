@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from stream_fabric.limits import COOKIE_BYTES_MAX
+from stream_gw.client import GatewayError, StreamGateway
 from tests.docs.snippets import snippets
 from tests.gateway.processes import Running
 from tests.gateway.test_cookie import mint, set_cookie
@@ -64,3 +68,16 @@ async def test_the_largest_bodies_and_cookies_pass(proxied: Gate, one: Gate) -> 
 async def test_figures_are_not_passed_on(proxied: Gate) -> None:
     assert (await proxied.ask("GET", "/readyz")).status == 200
     assert (await proxied.ask("GET", "/metrics")).status == 404
+
+
+async def test_a_handshake_that_a_proxy_has_stripped_says_so(platform: Running, one: Gate) -> None:
+    http = f"server {{ listen %s; location / {{ proxy_pass {one.url}; }} }}"
+    with NginxServer(lambda address: http % address) as nginx:
+        for path in ("/v1/stream", "/v1/responses", "/v1/ui/chat"):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"{nginx.url.replace('http', 'ws')}{path}", subprotocols=[Subprotocol("tokenstream.v1")])
+            assert refused.value.response.status_code == 400, path
+            assert b"a proxy in front of the gateway removed it" in refused.value.response.body, path
+        async with StreamGateway([nginx.url], token=one.key) as gateway:
+            with pytest.raises(GatewayError, match="have the proxy pass Upgrade and Connection"):
+                await gateway.create(chat(5)).ready()

@@ -7,11 +7,14 @@ const FINISHES = {
   content_filter: "Ended by content moderation",
   tool_calls: "Ended with a tool call",
 };
+const BLOCKED = "Requests reach the gateway, but WebSockets do not: a proxy on the way does not pass them. Tell its administrator.";
 const LINKS = {
+  blocked: BLOCKED,
   offline: "You are offline. The text so far is kept here, and the rest follows when the network is back.",
   reconnecting: "The connection was lost. The rest of the answer follows once it is back.",
 };
 const UNSENT = {
+  blocked: BLOCKED,
   offline: "You are offline. Your message is sent when the network is back.",
   reconnecting: "The connection was lost. Your message is sent once it is back.",
 };

@@ -6,7 +6,7 @@ import { Session } from "../session.js";
 import { isDenied, local, remember, tab } from "../storage.js";
 import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
-import { showConnection } from "./connection.js";
+import { Reach, showConnection } from "./connection.js";
 import { imageBudget, Images } from "./images.js";
 import { joined, turns } from "./inputs.js";
 import { Models } from "./models.js";
@@ -39,6 +39,7 @@ let gateway = null;
 let current = null; // id of the conversation shown
 let newSettings = {}; // of a conversation that has no message yet
 let connection = "idle";
+const reach = new Reach(() => onState(connection));
 
 // Session
 
@@ -122,8 +123,8 @@ addEventListener("hashchange", () => {
   if (new URLSearchParams(location.hash.slice(1)).has("key")) location.reload();
 });
 
-function onState(state, { error }) {
-  connection = state;
+function onState(state, { error } = {}) {
+  connection = reach.shown(state, error);
   refresh();
   if (state === "closed" && ["not_signed_in", "invalid_api_key", "forbidden"].includes(error?.code)) askForKey(error.message);
 }

@@ -3,7 +3,7 @@
 import { BEGINNING, GatewayError, StreamGateway } from "../client.js";
 import { $, el, icon, themeButton } from "../dom.js";
 import { Answer } from "./answer.js";
-import { showConnection } from "./connection.js";
+import { Reach, showConnection } from "./connection.js";
 import { MessageView } from "./view.js";
 
 const NEAR_END_PX = 120;
@@ -26,10 +26,12 @@ const message = {
 };
 const view = new MessageView(message, {});
 let told = false;
+const reach = new Reach(() => onState("reconnecting"));
 
-function onState(state) {
-  if (state !== "closed") showConnection(state);
-  view.setLink(state);
+function onState(state, { error } = {}) {
+  const shown = reach.shown(state, error);
+  if (shown !== "closed") showConnection(shown);
+  view.setLink(shown);
 }
 
 function onAnswer(answer) {
