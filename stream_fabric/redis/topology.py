@@ -27,6 +27,8 @@ _LISTEN_AGAIN_S = 2.0
 _AGREE_S = 3.0
 """Time for most sentinels to name the new master after the first one told of it."""
 _AGREE_EVERY_S = 0.03
+_TOLD_MAX = 64
+"""Messages of new masters that wait; over: further ones are passed over, and the queries find the master."""
 
 
 def slot_of(tag: str) -> int:
@@ -114,7 +116,7 @@ class Sentinel:
 
         In a failover that an operator orders, the former master takes writes for ten seconds more. They are lost.
         """
-        told: asyncio.Queue[Address] = asyncio.Queue()
+        told: asyncio.Queue[Address] = asyncio.Queue(_TOLD_MAX)
         async with asyncio.TaskGroup() as tasks:
             for sentinel in self._url.addresses:
                 tasks.create_task(self._listen(sentinel, told))
@@ -152,7 +154,7 @@ class Sentinel:
             match push:
                 case [b"message", _, payload]:
                     name, _, _, host, port = payload.decode().split(" ")
-                    if name == self._url.master:
+                    if name == self._url.master and not told.full():
                         told.put_nowait(Address(host, int(port)))
                 case [b"error", error]:
                     refused.append(error)
