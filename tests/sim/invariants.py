@@ -254,7 +254,8 @@ def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None
         # Its `create` came through, each `place` was lost on its way, and the gateway that would have sent it again was
         # killed. Its client alone still has what was asked: no list has the stream, so nobody can rescue it, and a
         # terminal is all that the watchdog can give. One whose gateway asked for no place, or saw that it got none and
-        # lived, or whose `place` a pool has heard, even if it then forgot it, is not among these.
+        # lived, or whose `place` a pool has heard, even if it then forgot it, is not among these. One is whose replica
+        # died, and whose rescuer came before its `create`, which stood still with its gateway.
         require(not any(name == stream for name, _ in world.witness.writers), f"6: {stream} has no place, and frames")
     elif why == "replica_lost" and world.chaos.rescuers_stopped < 2:  # the watchdog waits for one, and the next
         require(taken >= ATTEMPTS_MAX - 1 or stream in world.witness.alone, what)

@@ -153,6 +153,8 @@ class StreamDoor:
                 taken = at_once(shard.log.takeover(stream, lost, nonce))
                 if taken is not None:
                     seen.taken_over(stream, lost, taken)
+                elif stream not in shard.log.streams:
+                    self._w.witness.unplaced.add(stream)
             return taken
 
         return await self._link.call("takeover", shard, step)

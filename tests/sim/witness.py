@@ -147,7 +147,8 @@ class Witness:
         self.unheard: dict[StreamId, Process] = {}
         """The process that asks a pool to place a new stream, until a pool has received it or the process gives up."""
         self.unplaced: set[StreamId] = set()
-        """Fenced, and no pool had ever heard of them: who asked for their place died first."""
+        """Fenced, and no pool had ever heard of them: who asked for their place died first. Or their replica died, and
+        a rescuer found no stream: the ``create`` of a gateway that stood still came after it."""
 
     @contextmanager
     def watching(self, shard: Shard, streams: Sequence[StreamId]) -> Iterator[Seen]:

@@ -90,7 +90,7 @@ class Steering:
         producer, current = stream.producer, stream.answer
         if producer.stopped or producer.ended or stream.handed_over or stream.yielded:
             return  # whoever goes on reads the inputs
-        if current.start < 0 < producer.base:
+        if current.start < 0 and stream.work.parsed_epoch().n > 1:
             return  # the takeover still reads the log, and then the inputs; what comes after that the next append tells
         held = producer.is_held
         if producer.is_closing and not held:
