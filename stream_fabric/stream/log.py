@@ -363,7 +363,8 @@ class StreamState:
         )
 
     def watch(self, gateway: GatewayId) -> None:
-        if self.status == "live" and gateway not in self.watchers:
+        is_kept = self.status != "live" and self.retention_s != 0  # else it is deleted once its watchers have read it
+        if not is_kept and gateway not in self.watchers:
             self.watchers.append(gateway)
         self.unwatched = ""
 

@@ -125,6 +125,18 @@ async def test_gateways_that_listen_forget_it_together(fabric: Fabric) -> None:
         await ear.close()
 
 
+async def test_a_gateway_that_begins_to_read_after_the_end_is_waited_for(fabric: Fabric) -> None:
+    """Its reader takes page after page."""
+    ear = await fabric.listen(fabric.name("g"))
+    stream = await kept(fabric, 0, "g")
+    await fabric.append(ending(stream, 3))
+    await fabric.watch(stream, gateway=fabric.name("h"))
+    assert not await fabric.log.forget(stream, fabric.name("g"))
+    assert (await fabric.watch(stream, gateway=fabric.name("h"))).head == 3
+    assert await fabric.log.forget(stream, fabric.name("h"))
+    await ear.close()
+
+
 @pytest.mark.parametrize("retention_s", [None, 0, 900])
 async def test_a_tenant_deletes_its_own_ended_streams(fabric: Fabric, retention_s: int | None) -> None:
     stream = await kept(fabric, retention_s, "g")

@@ -10,7 +10,8 @@ if not v[1] or (v[10] and not bills) or (ARGV[1] ~= '' and v[7] ~= ARGV[1]) then
 if v[11] and v[3] ~= 'live' and not bills and redis.call('EXISTS', KEYS[2]) == 0 then
   return {} -- its meta is kept longer
 end
-if ARGV[2] ~= '' and v[3] == 'live' and not string.find(' ' .. v[8], ' ' .. ARGV[2] .. ' ', 1, true) then
+local is_kept = v[3] ~= 'live' and v[11] ~= '0' -- else it is deleted once its watchers have read it
+if ARGV[2] ~= '' and not is_kept and not string.find(' ' .. v[8], ' ' .. ARGV[2] .. ' ', 1, true) then
   redis.call('HSET', m, 'w', v[8] .. ARGV[2] .. ' ', 'uw', '')
 elseif ARGV[2] ~= '' and v[9] ~= '' then
   redis.call('HSET', m, 'uw', '')
