@@ -12,7 +12,7 @@ import msgspec
 
 from stream_fabric.accounts.account import AccountState, Admitted, Exceeded, Settlement, Spent, Subject, Use
 from stream_fabric.accounts.budgets import BudgetUse, Extended, Spend
-from stream_fabric.accounts.records import Budget, Budgets, Limits, PlanRecord, TenantRecord
+from stream_fabric.accounts.records import Budget, Budgets, Limits, Moderation, PlanRecord, TenantRecord
 from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.limits import REPAIRS_MAX
 from stream_fabric.recovery.settlements import settlement_of
@@ -31,8 +31,10 @@ _LARGE = 1 << 40
 
 
 def keys_of(tenant: TenantId, faults: Collection[str]) -> KeyStore:
-    """Make the keys of the tenant of a schedule: its plan has limits and budgets, moderation or repairs, or nothing."""
-    plan = PlanRecord("plan", moderation="all" if "moderation" in faults else "off", repairs=REPAIRS_MAX)
+    """Make the keys of the tenant of a schedule, whose faults name what its plan has."""
+    retention_s = 0 if "zero" in faults else None
+    moderation: Moderation = "all" if "moderation" in faults else "off"
+    plan = PlanRecord("plan", retention_s=retention_s, moderation=moderation, repairs=REPAIRS_MAX)
     if "budget" not in faults:
         return KeyStore([plan, TenantRecord(tenant, "plan")])
     budget, limits = Budget(_LARGE, _LARGE), Limits(_LARGE, _LARGE, _LARGE)

@@ -33,6 +33,8 @@ MODERATION_SHARE = 0.15
 """Share of schedules whose prompts, inputs and answers are moderated."""
 CHECKS_SHARE = 0.15
 """Share of schedules whose requests ask for a JSON schema, most of them with repairs."""
+ZERO_SHARE = 0.1
+"""Share of schedules whose tenant's plan keeps no stream."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip

@@ -61,6 +61,8 @@ class Shard:
         self.keys: dict[str, str] = {}
         self.settled: dict[StreamId, list[Usage]] = {}
         """Usage counted for the tenant at each settlement."""
+        self.deleted: dict[StreamId, StreamState] = {}
+        """Streams whose content is deleted, as they were before."""
         self.listening: dict[str, tuple[int, Callable[[bytes], None], Process]] = {}
         """Peer → the generation its subscription was made in, and who hears."""
         self.blocked: dict[str, list[Callable[[], None]]] = {}
@@ -140,11 +142,16 @@ class Fabric:
         return sum(shard.losses for shard in self.shards)
 
     def streams(self) -> Iterable[tuple[StreamId, StreamState]]:
+        """Every stream; one whose content is deleted as it was before."""
         for shard in self.shards:
-            yield from shard.log.streams.items()
+            for name, state in shard.log.streams.items():
+                yield name, shard.deleted[name] if state.forgotten else state
 
     def state(self, stream: StreamId) -> StreamState | None:
-        return next((shard.log.streams[stream] for shard in self.shards if stream in shard.log.streams), None)
+        return dict(self.streams()).get(stream)
+
+    def is_deleted(self, stream: StreamId) -> bool:
+        return any(stream in shard.deleted for shard in self.shards)
 
     def settled(self, stream: StreamId) -> list[Usage]:
         return [usage for shard in self.shards for usage in shard.settled.get(stream, ())]

@@ -28,6 +28,7 @@ from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
 from stream_gw.delivery.watchdog import Watchdog
 from stream_gw.observe.trace import Tracer
+from stream_gw.privacy.zero_retention import ZeroRetention
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
@@ -121,12 +122,14 @@ class GatewayHost(Host):
                 self.w.entropy,
             )
             hub = Hub(name, streams, clock, self.subscribe, tasks)  # type: ignore[arg-type]
+            keys = keys_of(TenantId("t"), self.w.faults)
+            hub.on_read = ZeroRetention(keys, streams, name, hub.spawn).receive_read
             tracer = Tracer(self.w.events, clock, name)
             lines = QueuePositions(pools, directory, clock.now_us)  # type: ignore[arg-type]
             parts = GatewayParts(
                 name,
                 SETTINGS,
-                Authenticator(keys_of(TenantId("t"), self.w.faults), _SIGNER),
+                Authenticator(keys, _SIGNER),
                 streams,  # type: ignore[arg-type]
                 pools,  # type: ignore[arg-type]
                 index,  # type: ignore[arg-type]

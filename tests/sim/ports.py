@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -184,7 +185,15 @@ class StreamDoor:
 
     async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
         shard = self._shard(stream)
-        return await self._link.call("forget", shard, lambda: at_once(shard.log.forget(stream, gateway)))
+
+        def step() -> bool:
+            before = copy(shard.log.streams.get(stream))
+            is_deleted = at_once(shard.log.forget(stream, gateway))
+            if is_deleted and before is not None and not before.forgotten:
+                shard.deleted[stream] = before
+            return is_deleted
+
+        return await self._link.call("forget", shard, step)
 
     async def delete(self, stream: StreamId, tenant: TenantId) -> bool:
         shard = self._shard(stream)

@@ -39,7 +39,7 @@ from stream_fabric.recovery.failover import Failover, wait_s
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import Frame, Open, Usage
-from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId
 from stream_fabric.stream.log import Append, AppendCode, AppendReply, StreamState, Takeover
 from stream_fabric.stream.producer import Outcome, Producer
 from stream_fabric.stream.reader import Need, Reader, Step
@@ -227,6 +227,14 @@ class AnyEpochLostState(StreamState):
 
     def fence(self, replica: ReplicaId | None, nonce: str, error: Any, *_: Any, withdraws: bool = False) -> bool:
         return super().fence(None, nonce, error, withdraws=withdraws)
+
+
+class LiveWatchState(StreamState):
+    """Knows those who read while it runs alone."""
+
+    def watch(self, gateway: GatewayId) -> None:
+        if self.status == "live":
+            super().watch(gateway)
 
 
 class RevivingState(StreamState):
@@ -529,6 +537,9 @@ PLANTED: dict[str, Bug] = {
         [(LOG, "StreamState", AnyEpochLostState)], faults=["halfway", "frozen agent"]
     ),
     "a takeover of what was cancelled": Bug([(LOG, "StreamState", RevivingState)], "5:", faults=["agent", "cancel"]),
+    "a deletion under who reads after the end": Bug(
+        [(LOG, "StreamState", LiveWatchState)], "4:", faults=["zero", "slow"]
+    ),
     "a takeover that settles": Bug([(tests.sim.hosts, "StreamDoor", SettlingDoor)], "5:"),
     "a settlement without the prompt": Bug(
         [(stream_fabric.recovery.settlements, "settlement_of", settle_output_only)], "5:", faults=["budget"]

@@ -16,7 +16,7 @@ from tests.sim.chaos import FAULTS
 from tests.sim.invariants import lines_of
 from tests.sim.world import World
 
-EXTRAS = ("sleep", "yield", "input", "budget", "moderation", "checks")
+EXTRAS = ("sleep", "yield", "input", "budget", "moderation", "checks", "zero")
 KEPT = (
     (762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"),
     (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"), (2478, "drain", "flaky", "engine"),

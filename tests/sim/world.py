@@ -27,6 +27,7 @@ from tests.sim.chaos import (
     MODERATION_SHARE,
     SLEEP_SHARE,
     YIELD_SHARE,
+    ZERO_SHARE,
     Chaos,
 )
 from tests.sim.checks import checker_of, flagged_in, moderator_of
@@ -87,6 +88,8 @@ class World:
             drawn.add("moderation")
         if random.Random(-5_000_000_007 - seed).random() < CHECKS_SHARE:
             drawn.add("checks")
+        if random.Random(-6_000_000_007 - seed).random() < ZERO_SHARE:
+            drawn.add("zero")
         self.faults = {*faults} if plan else {*drawn, *faults}
         self.faults_end_s = 8.0 if self.faults & {*DEATHS, "queue", "deadline"} else 4.0
         self.lease_ttl_s = r.choice((1.0, 1.0, 3.0))
