@@ -90,7 +90,8 @@ def test_thinking(client: Anthropic) -> None:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
     thought, said = final.content
-    assert thought.type == "thinking" and thought.thinking and said.type == "text" and said.text
+    assert thought.type == "thinking" and thought.thinking and thought.signature
+    assert said.type == "text" and said.text
     assert "thinking" in kinds and kinds.index("thinking") < kinds.index("text")
     again = [*ASK["messages"], {"role": "assistant", "content": final.content}, {"role": "user", "content": "More."}]
     assert text_of(client.messages.create(**{**ASK, "messages": again}))

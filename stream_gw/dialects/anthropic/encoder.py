@@ -44,6 +44,9 @@ _DELTAS = {
     "thinking": b'"thinking_delta","thinking":"',
     "tool_use": b'"input_json_delta","partial_json":"',
 }
+_UNSIGNED = b'"dW5zaWduZWQ="'
+"""Signature of thoughts that the engine did not sign: "unsigned" in Base64. Many clients send no thoughts back that have
+an empty signature, and models that think between calls of tools lose their thread."""
 _CUSTOM_BEGIN, _CUSTOM_END = b'{\\"input\\":\\"', b'\\"}'
 """JSON around the text of a custom tool, whose input here is an object, as it is written within a JSON string."""
 
@@ -239,10 +242,11 @@ class MessagesEncoder(Encoder):
         bodies: list[bytes] = []
         if block.type == "redacted_thinking":
             bodies.append(self._block_start({"type": block.type, "data": block.opaque or ""}))
-        elif block.type == "thinking" and block.opaque is not None:
+        elif block.type == "thinking":
+            signature = _UNSIGNED if block.opaque is None else json_string(block.opaque)
             bodies.append(
                 b'{"type":"content_block_delta","index":%d,"delta":{"type":"signature_delta","signature":%b}}'
-                % (self._index, json_string(block.opaque))
+                % (self._index, signature)
             )
         elif block.opened.form == "custom":
             bodies.append(_delta(self._around(block), _CUSTOM_END))

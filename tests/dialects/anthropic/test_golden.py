@@ -157,6 +157,7 @@ def test_a_block_that_opens_beside_another_waits() -> None:
             event(stop(0))
             + event(begin(1, THINKING))
             + event(delta(1, '"type":"thinking_delta","thinking":"so"'))
+            + event(delta(1, '"type":"signature_delta","signature":"dW5zaWduZWQ="'))
             + event(stop(1), "1-6"),
             event(end("end_turn")) + event(STOP, "1-7"),
         )
