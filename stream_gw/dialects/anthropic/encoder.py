@@ -45,8 +45,8 @@ _DELTAS = {
     "tool_use": b'"input_json_delta","partial_json":"',
 }
 _UNSIGNED = b'"dW5zaWduZWQ="'
-"""Signature of thoughts that the engine did not sign: "unsigned" in Base64. Many clients send no thoughts back without a
-signature, and models that think between calls of tools lose their thread."""
+"""Signature of thoughts that the engine did not sign: "unsigned" in Base64. Many clients send back signed thoughts
+alone, and models that think between calls of tools lose their thread."""
 _CUSTOM_BEGIN, _CUSTOM_END = b'{\\"input\\":\\"', b'\\"}'
 """JSON around the text of a custom tool, whose input here is an object, as it is written within a JSON string."""
 
