@@ -28,6 +28,8 @@ _HOUR_US = 3_600_000_000
 _DAY_US = 24 * _HOUR_US
 _LATE_US = 600_000_000
 """Time after its end until an hour is closed: its last bills may be on their way."""
+_TAKEN_US = 300_000_000
+"""Time after taking the lead until it runs: the leader before may have ended with usage that disagrees."""
 _COMPARE_S = 3600.0
 _ANSWER_BYTES_MAX = 8 << 20
 _ERROR_CHARS_MAX = 200
@@ -96,19 +98,27 @@ class ReconcileJob:
         """Moment of the last reconciliation, or of the start."""
 
     async def run(self) -> None:
-        """Run once a night until cancelled, and each hour while usage disagrees: a repair must end the alert."""
+        """Run once a night until cancelled, and each hour while usage disagrees: a repair must end the alert.
+
+        Also soon after taking the lead: what the leader before had found is shown by nobody now.
+        """
         self._done_us = self._clock.now_us()
         due_us = next_due_us(self._done_us, self._due_us)
+        led = False
         while True:
             await asyncio.sleep(self._look_s)
-            now_us = self._clock.now_us()
+            now_us, leads = self._clock.now_us(), self._leads()
             self._metrics.receive_reconciled((now_us - self._done_us) / 1e6)
+            if not leads:
+                self._metrics.receive_comparison(0, 0)  # the leader's result holds alone
+            elif not led:
+                due_us = min(due_us, now_us + _TAKEN_US)
+            led = leads
             if now_us < due_us:
                 continue
-            if not self._leads():
+            if not leads:
                 due_us = next_due_us(now_us, self._due_us)
                 self._done_us = now_us  # another controller reports this night
-                self._metrics.receive_comparison(0, 0)
                 continue
             try:
                 agrees = await self.reconcile(now_us)

@@ -121,6 +121,33 @@ async def test_it_runs_each_hour_while_usage_disagrees(telemetry: Telemetry) -> 
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_new_leader_finds_what_the_former_one_had_found(telemetry: Telemetry) -> None:
+    """Else a restart ends the alert of usage that disagrees, or the former leader's goes on after the repair."""
+    clock, leads = SetClock(), [True, False]
+    clock.at_us = NIGHT_US - 60_000_000
+    metrics = [ControllerMetrics(), ControllerMetrics()]
+    jobs = [
+        ReconcileJob(telemetry.url, "t", lambda number=number: leads[number], metrics[number], clock, look_s=0.01)
+        for number in (0, 1)
+    ]
+    tasks = [asyncio.create_task(job.run()) for job in jobs]
+    try:
+        await asyncio.sleep(0)
+        telemetry.found, clock.at_us = 1, NIGHT_US
+        await eventually(lambda: value(metrics[0], "usage_disagreements") == 1)
+        leads[:] = False, True
+        await eventually(lambda: value(metrics[0], "usage_disagreements") == 0)
+        clock.at_us += HOUR_US // 60
+        await eventually(lambda: value(metrics[1], "usage_reconciled_age_seconds") == 60)
+        assert len(telemetry.bodies) == 1, "leaders may change several times in a minute"
+        clock.at_us += HOUR_US // 10
+        await eventually(lambda: value(metrics[1], "usage_disagreements") == 1)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(telemetry: Telemetry) -> None:
     metrics, clock, leads = ControllerMetrics(), SetClock(), [False]
     clock.at_us = NIGHT_US - 60_000_000
