@@ -12,12 +12,14 @@ from uuid import uuid4
 
 import pytest
 from aiohttp import web
+from redis.asyncio import Redis
 
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
 from stream_fabric.pool.overload import OverloadMarks
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
+from stream_fabric.process.host import HostClock
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pools import RedisPools
@@ -25,7 +27,7 @@ from stream_fabric.stream.ids import ReplicaId
 from stream_gw.auth import key_digest
 from stream_gw.cli.checks.engine import check_engine
 from stream_gw.cli.checks.files import check_keys, check_pools
-from stream_gw.cli.checks.redis import check_redis
+from stream_gw.cli.checks.redis import check_clock, check_redis
 from stream_gw.cli.checks.replies import check_images, check_structured
 from stream_gw.cli.checks.report import Finding, Report, as_text
 from stream_gw.cli.checks.responses import check_responses
@@ -242,6 +244,28 @@ async def test_a_redis_at_its_memory_limit_is_missing_and_one_close_to_it_absent
         await check_redis(close, server.url)
     assert full.status == "missing" and "of 20 MiB" in full.found and "fabric_full" in full.remedy
     assert one(close, "free memory at").status == "absent"
+
+
+class Shifted(HostClock):
+    """A host whose clock is ``ahead_s`` ahead."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_us = int(ahead_s * 1e6)
+
+    def now_us(self) -> int:
+        return super().now_us() + self._ahead_us
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "found"), [(0.5, "that of this host"), (300.0, "Redis is 300 s behind"), (-60.0, "Redis is 60 s ahead")]
+)
+async def test_a_clock_that_differs_from_this_hosts_is_told(
+    report: Report, redis_url: str, ahead_s: float, found: str
+) -> None:
+    async with Redis.from_url(redis_url) as primary:
+        await check_clock(report, "", primary, Shifted(ahead_s))
+    (finding,) = report.findings
+    assert (finding.status, finding.found) == ("ok" if ahead_s == 0.5 else "absent", found)
 
 
 async def test_a_redis_that_refuses_writes_is_missing(report: Report) -> None:

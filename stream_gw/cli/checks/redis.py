@@ -29,6 +29,8 @@ from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import ReplicaInfo
+from stream_fabric.ports import Clock
+from stream_fabric.process.host import HostClock
 from stream_fabric.redis.client import RedisClient, logins
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
@@ -42,6 +44,8 @@ _VERSION_MIN = (6, 0)
 _VERSION_SHARDED = (7, 0)
 _USED_MAX = 0.9
 """Share of Redis' memory in use from which the check warns."""
+_CLOCK_S_MAX = 2.0
+"""Seconds between the clocks of this host and of Redis from which the check warns."""
 _SAFE_POLICIES = ("noeviction", "volatile-ttl")
 _UNWRITABLE = {
     "READONLY": "name the primary in STREAM_GW_REDIS_URL, or the sentinels with redis+sentinel://",
@@ -176,9 +180,28 @@ async def _check_primary(report: Report, url: RedisUrl, address: Address, primar
         )
     else:
         report.ok(f"Redis{at} answers, {url.mode}", f"version {version}")
+    await check_clock(report, at, primary, HostClock())
     await _check_memory(report, at, primary, info)
     if info:
         _check_persistence(report, at, info)
+
+
+async def check_clock(report: Report, at: str, primary: Redis, host: Clock) -> None:
+    """Compare the clock of a primary with this host's: of a cluster's nodes each counts usage by its own."""
+    sent_us = host.now_us()
+    seconds, micros = await primary.time()
+    received_us = host.now_us()
+    ahead_s = (seconds * 1_000_000 + micros - (sent_us + received_us) // 2) / 1e6
+    if abs(ahead_s) <= _CLOCK_S_MAX + (received_us - sent_us) / 2e6:
+        report.ok(f"clock of Redis{at}", "that of this host")
+        return
+    report.missing(
+        f"one time at Redis{at} and this host",
+        "correct the clock that is wrong (chronyc tracking, timedatectl): bills and budgets count by Redis' clocks, "
+        "and hours of usage disagree when the nodes of a cluster differ",
+        found=f"Redis is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}",
+        needed=False,
+    )
 
 
 async def _check_memory(report: Report, at: str, primary: Redis, info: dict[str, Any]) -> None:
