@@ -314,7 +314,7 @@ async def _listen(
     on_ready(_url(server, settings))
     await asyncio.wait([serving, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
     server.end_keep_alive()
-    await edge.drain(settings.drain_s, settings.drain_spread_s)
+    await edge.drain(settings.drain_delay_s, settings.drain_s, settings.drain_spread_s)
     server.should_exit = True
     loop = asyncio.get_running_loop()
     cut_at = loop.time() + _LAST_WORDS_S

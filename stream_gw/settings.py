@@ -135,6 +135,13 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         description="Models that take images, separated by commas; /v1/models then lists their input_modalities, and "
         "the chat page lets its users attach images; *: every model; empty: none",
     )
+    drain_delay_s: float = Field(
+        0.0,
+        ge=0,
+        le=600,
+        description="Seconds after SIGTERM in which /readyz is 503 and new requests are still answered, so that load "
+        "balancers notice; 0: new requests are refused at once",
+    )
     drain_s: float = Field(
         30.0,
         ge=0,

@@ -23,7 +23,10 @@ class Readiness:
         self._ready_without_redis_s = ready_without_redis_s
         self._away_since: float | None = None
         """When Redis was first found to be away, on the loop's clock."""
+        self.leaving = False
+        """Whether the process will end. New requests are answered until ``draining``, while load balancers notice."""
         self.draining = False
+        """Whether new requests are refused."""
 
     async def check(self) -> tuple[bool, str]:
         """Return whether new traffic should come here, and the reason.
@@ -31,7 +34,7 @@ class Readiness:
         An outage as short as a failover does not count. All gateways would leave their load balancer at once, although
         their running streams go on and new requests get a retriable error.
         """
-        if self.draining:
+        if self.leaving or self.draining:
             return False, "draining"
         reason = await self._why_away()
         if reason:

@@ -272,12 +272,15 @@ class Edge:
 
     # --- drain ---------------------------------------------------------------------------------------------
 
-    async def drain(self, drain_s: float, spread_s: float) -> None:
-        """Take no new work; let readers reconnect elsewhere, spread over ``spread_s``; wait ``drain_s`` for the rest.
+    async def drain(self, delay_s: float, drain_s: float, spread_s: float) -> None:
+        """Take no new work after ``delay_s``. Let readers reconnect elsewhere, spread over ``spread_s``; wait
+        ``drain_s`` for the rest.
 
         Plain streams run to their end meanwhile. ``end_readers`` ends those that outlast it.
         """
         gateway, loop = self._gateway, asyncio.get_running_loop()
+        gateway.readiness.leaving = True
+        await asyncio.sleep(delay_s)
         gateway.readiness.draining = True
         deadline = loop.time() + drain_s
         self.ops.drain()

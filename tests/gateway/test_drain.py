@@ -100,6 +100,24 @@ async def test_a_kept_connection_does_not_stay_with_a_gateway_that_drains(platfo
         await ended(process, 10)
 
 
+async def test_a_gateway_that_leaves_answers_until_its_load_balancer_has_noticed(platform: Running) -> None:
+    delay_s = 4.0
+    async with gateway(platform, drain_delay_s=delay_s) as (leaving, process), leaving.socket() as socket:
+        process.terminate()
+        began = time.monotonic()
+
+        async def leaves() -> bool:
+            return (await leaving.ask("GET", "/readyz")).status == 503
+
+        await eventually(leaves, "/readyz to say so")
+        reply = await leaving.ask("POST", "/v1/chat/completions", chat(3) | {"stream": False})
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert time.monotonic() - began < delay_s, "the machine is too slow to tell"
+        await socket.until_t("reconnect")
+        assert time.monotonic() - began >= delay_s, "sockets stay meanwhile"
+        await ended(process, 10)
+
+
 async def _hint(socket: Tokenstream, began: float) -> int:
     """The wait that the socket is asked for; it is closed after it, not before."""
     hint = await socket.until_t("reconnect")
