@@ -8,6 +8,7 @@ import { tab } from "./storage.js";
 const TOKEN = "sgw.ops.token";
 const SHIFT_S = 8 * 3600;
 const SILENT_MS = 25_000; // heartbeats come every 10 s at most
+const SILENT = `No event came for ${SILENT_MS / 1000} s: the gateway is away, or a proxy in front of it buffers responses.`;
 const HIDDEN_MS = 60_000; // time after which a hidden tab closes its feed, for others to use
 const SNAPSHOT_CHARS_MAX = 8 << 20;
 const REFUSED = ["invalid_api_key", "forbidden", "not_signed_in"];
@@ -156,9 +157,13 @@ export class Feed {
     this.controller = new AbortController();
     const { signal } = this.controller;
     let silence;
+    let isSilent = false;
     const heard = () => {
       clearTimeout(silence);
-      silence = setTimeout(() => this.controller.abort(), SILENT_MS);
+      silence = setTimeout(() => {
+        isSilent = true;
+        this.controller.abort();
+      }, SILENT_MS);
     };
     heard();
     try {
@@ -176,6 +181,8 @@ export class Feed {
         if (text.length > SNAPSHOT_CHARS_MAX) throw new GatewayError("too_large", "The snapshot is too large to display.");
         for (const line of lines) if (line.startsWith("data: ")) this.receive(JSON.parse(line.slice(6)));
       }
+    } catch (error) {
+      throw isSilent ? new GatewayError("silent", SILENT, { retriable: true }) : error;
     } finally {
       clearTimeout(silence);
       this.controller.abort();

@@ -127,15 +127,17 @@ function showSnapshot() {
 
 const STATES = { connecting: "Connecting", connected: "Live", reconnecting: "Reconnecting" };
 
+const TOLD = ["too_many", "silent"]; // codes of errors that the operator can do something about
+
 function onState(state, error) {
   const node = $("feed");
-  if (error && state === "reconnecting" && error.code === "too_many") node.title = error.message;
-  else node.title = "";
+  const isTold = TOLD.includes(error?.code);
+  node.title = isTold && state === "reconnecting" ? error.message : "";
   if (node.dataset.state !== state) {
     node.dataset.state = state;
     node.lastElementChild.textContent = STATES[state];
   }
-  if (error?.code === "too_many" && !snapshot) attention.show([{ level: "bad", key: "too_many", text: error.message }]);
+  if (isTold && !snapshot) attention.show([{ level: "bad", key: error.code, text: error.message }]);
   showAge();
 }
 

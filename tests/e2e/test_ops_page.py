@@ -23,6 +23,7 @@ from tests.e2e.ops_pages import answered, opened, tile, until_told, violations
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import Gate, chat
 from tests.support.keys_file import operator_and_tenant
+from tests.support.nginx import NginxServer
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -288,6 +289,19 @@ async def test_it_goes_on_at_another_gateway(context: BrowserContext, fleet: Fle
             await expect(page.locator("#age")).to_contain_text("These figures are")
             proxy.refuse = False
             await expect(page.locator("#age")).to_contain_text("ops1")
+
+
+async def test_a_proxy_that_holds_events_back_is_named(context: BrowserContext, fleet: Fleet) -> None:
+    one = fleet.gates[0]
+    buffers = "proxy_ignore_headers X-Accel-Buffering; proxy_buffers 8 64k; proxy_buffer_size 64k;"
+    server = f"server {{ listen %s; location / {{ {buffers} proxy_pass {one.url}; }} }}"
+    with NginxServer(lambda address: server % address) as nginx:
+        async with opened(context, "about:blank") as page:
+            await page.clock.install()
+            async with page.expect_request("**/v1/admin/ops"):
+                await page.goto(f"{nginx.url}/ops#key={one.key}")
+            await page.clock.fast_forward(26_000)
+            await expect(page.locator("#attention")).to_contain_text("a proxy in front of it buffers responses")
 
 
 SEEN = """(state) => {
