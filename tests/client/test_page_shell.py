@@ -76,6 +76,20 @@ async def test_a_key_is_taken_before_the_modules_come(context: BrowserContext, s
     await expect(answer(page)).to_have_text(WHOLE)
 
 
+async def test_a_wrong_key_that_is_refused_while_other_tabs_are_asked_says_so(
+    context: BrowserContext, script: Held
+) -> None:
+    await context.clock.install()
+    page = await begun(context, "/")
+    await page.fill("#key", "sk-wrong")
+    await page.press("#key", "Enter")
+    script.released.set()
+    told = page.locator("#sign-in-error")
+    await expect(told).to_have_text("This API key is unknown.")
+    await context.clock.run_for(1_000)  # no tab lends its token
+    assert await told.text_content() == "This API key is unknown."
+
+
 async def test_a_conversation_shows_before_the_token_comes(page: Page, context: BrowserContext) -> None:
     await ask(page, "Hello")
     await written(page)

@@ -39,15 +39,18 @@ let gateway = null;
 let current = null; // id of the conversation shown
 let newSettings = {}; // of a conversation that has no message yet
 let connection = "idle";
+let signIns = 0;
 const reach = new Reach(() => onState(connection));
 
 // Session
 
 async function start() {
+  const turn = signIns;
   if (session.key) open(); // stored conversations and the message box need no token
   try {
     await session.getToken();
   } catch (error) {
+    if (turn !== signIns) return; // a sign-in that began meanwhile opens the page, or tells its own error
     // Without a network the client keeps trying.
     if (!error.retriable) {
       if (error.code === "invalid_api_key") session.signOut(); // or the next load would show the message box
@@ -101,6 +104,7 @@ $("sign-in").addEventListener("submit", async (event) => {
   const button = event.submitter ?? $("sign-in").querySelector("button");
   if (!key) return;
   button.disabled = true;
+  signIns += 1;
   try {
     await session.signIn(key);
     $("key").value = "";
