@@ -229,6 +229,7 @@ class ResponsesEncoder(Encoder):
             self._silent[name] = None
             return []
         item = Item(frame, shape, len(self._before) + len(self._items), self.facts, called)
+        item.carries_thoughts = self._resource.carries_thoughts
         self._items.append(item)
         if shape.events:
             head, tail = item.around

@@ -12,6 +12,7 @@ import msgspec
 from stream_fabric.stream.frames import Open, json_string
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.responses.thoughts import carried
 from stream_gw.dialects.responses.tools import Called, unwrapped, wrapped
 
 Event = tuple[bytes, bytes]
@@ -85,8 +86,8 @@ class Item:
     """
 
     __slots__ = (
-        "_call", "_id", "_is_function", "_name", "_place", "around", "index", "json", "kind", "logprobs",
-        "opaque", "shape", "text",
+        "_call", "_id", "_is_function", "_name", "_place", "around", "carries_thoughts", "index", "json", "kind",
+        "logprobs", "opaque", "shape", "text",
     )  # fmt: skip
 
     def __init__(self, frame: Open, shape: Shape, index: int, facts: StreamFacts, called: Called | None) -> None:
@@ -96,6 +97,8 @@ class Item:
         self.text = bytearray()
         self.logprobs: list[bytes] = []
         self.opaque: str | None = None
+        self.carries_thoughts = False
+        """Whether reasoning that the engine did not encrypt has its text in ``encrypted_content`` too."""
         self.json: bytes | None = None
         """The item as it ended; None: it is open."""
         name = derived_id(shape.prefix, facts.stream, frame.block + 1)
@@ -150,7 +153,10 @@ class Item:
         content = b",".join(parts)
         if self.kind != "reasoning":
             return b'{"type":"message",%b,"role":"assistant","content":[%b]}' % (head, content)
-        hidden = b"" if self.opaque is None else b',"encrypted_content":' + json_string(self.opaque)
+        opaque = self.opaque
+        if opaque is None and self.carries_thoughts and self.shape.number and status != b"in_progress":
+            opaque = carried(_plain(text))
+        hidden = b"" if opaque is None else b',"encrypted_content":' + json_string(opaque)
         if self.shape is SUMMARY:
             return b'{"type":"reasoning",%b,"summary":[%b]%b}' % (head, content, hidden)
         return b'{"type":"reasoning",%b,"summary":[],"content":[%b]%b}' % (head, content, hidden)
@@ -190,5 +196,10 @@ class Item:
 
     def _converted(self, text: bytes) -> bytes:
         """Return an escaped text of a custom tool's call in the other form: as input, or as arguments."""
-        plain = msgspec.json.decode(b'"%b"' % text, type=str)
+        plain = _plain(text)
         return json_string(wrapped(plain) if self.shape is OPEN_CUSTOM else unwrapped(plain))[1:-1]
+
+
+def _plain(text: bytes) -> str:
+    """Return a JSON-escaped text as it is."""
+    return msgspec.json.decode(b'"%b"' % text, type=str)

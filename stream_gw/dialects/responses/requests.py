@@ -12,6 +12,7 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import METADATA_PAIRS_MAX, USER_CHARS_MAX
 from stream_gw.dialects.prompt import chat_prompt
 from stream_gw.dialects.requests import CreateRequest, bounded, field, read_common, read_fields
+from stream_gw.dialects.responses.resource import CARRIES_THOUGHTS
 from stream_gw.dialects.responses.tools import chat_tool_choice, chat_tools, own_tools
 from stream_gw.dialects.responses.translate import Json, chat_messages, input_items
 from stream_gw.dialects.whole import count_request
@@ -43,6 +44,7 @@ _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 _CALLERS = ("model", "user", "session_id", "service_tier")
 """Fields that say for whom a request is made, and where it waits."""
 _WANTS_LOGPROBS = "message.output_text.logprobs"
+_WANTS_THOUGHTS = "reasoning.encrypted_content"
 _encode = msgspec.json.encode
 
 
@@ -298,6 +300,8 @@ def _add_sampling(fields: dict[str, Raw], made: dict[str, Raw], settings: Json) 
         settings["max_output_tokens"] = limit
     tops = bounded(fields, "top_logprobs", 0, TOP_LOGPROBS_MAX)
     include = field(fields, "include", list[str] | None) or []
+    if _WANTS_THOUGHTS in include:
+        settings[CARRIES_THOUGHTS] = True
     made.pop("logprobs", None)
     if tops or _WANTS_LOGPROBS in include:
         made |= {"logprobs": Raw(b"true"), "top_logprobs": Raw(_encode(tops or 0))}

@@ -11,6 +11,8 @@ from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.responses.tools import called_tools
 
 _json = msgspec.json.Encoder().encode
+CARRIES_THOUGHTS = "carries_thoughts"
+"""Setting that no response repeats: reasoning has its text in ``encrypted_content`` too."""
 _DEFAULTS: dict[str, Any] = {
     "instructions": None,
     "previous_response_id": None,
@@ -76,11 +78,12 @@ def completed_at(end: End) -> int | None:
 class Resource:
     """Encodes the response object of one stream."""
 
-    __slots__ = ("_after", "_before", "_model", "is_background", "tools")
+    __slots__ = ("_after", "_before", "_model", "carries_thoughts", "is_background", "tools")
 
     def __init__(self, facts: StreamFacts) -> None:
         settings = settings_of(facts)
         self.is_background = settings.get("background") is True
+        self.carries_thoughts = settings.pop(CARRIES_THOUGHTS, False) is True
         self.tools = called_tools(settings.get("tools", ()))
         """Tools of the request by the names that the engine knows."""
         self._before = b'{"id":%b,"object":"response","created_at":%d' % (_json(facts.stream), facts.created)

@@ -8,6 +8,7 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import MESSAGES_MAX
 from stream_gw.dialects.files import file_part
 from stream_gw.dialects.prompt import in_turns
+from stream_gw.dialects.responses.thoughts import thoughts_of
 from stream_gw.dialects.responses.tools import function_name, wrapped
 
 Json = dict[str, Any]
@@ -128,13 +129,15 @@ class _Messages:
         self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
 
     def _add_thoughts(self, item: Json, place: str) -> None:
-        """Add thoughts in plain text. Only the service that encrypted others can read them."""
+        """Add thoughts in plain text, or in our ``encrypted_content``. Only their own service can read others."""
         texts = [
             _string(part, "text", place)
             for name in ("content", "summary")
             for part in _list(item, name, place)
             if isinstance(part, dict)
         ]
+        if not texts and (carried := thoughts_of(item.get("encrypted_content"))):
+            texts = [carried]
         if not texts:
             return
         answer = self._open_answer()

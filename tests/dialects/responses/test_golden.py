@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, ErrorInfo,
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.responses.errors import is_open, open_error_body
+from stream_gw.dialects.responses.requests import parse_responses
+from stream_gw.dialects.responses.translate import chat_messages
 from tests.dialects.strategies import STREAM, raw
 
 HEX = STREAM[5:]
@@ -163,6 +166,34 @@ def test_summaries_hidden_thoughts_and_a_custom_tool() -> None:
     )
     assert f'"call_id":"call_c","name":"h","arguments":{arguments}}}' in theirs
     assert '"name":"h","arguments":""}' in theirs, "an item begins empty"
+
+
+def test_thoughts_in_a_form_that_clients_send_back() -> None:
+    """With ``include: ["reasoning.encrypted_content"]``; hidden thoughts stay hidden."""
+    frames = (
+        Open(0, 0, "reasoning"),
+        Delta(0, 'So "é".'),
+        Close(0),
+        Open(1, 0, "reasoning", "redacted"),
+        Delta(1, "hidden"),
+        Close(1),
+        Open(2, 0, "reasoning"),
+        Delta(2, "own"),
+        Close(2, "ZW5j"),
+        End("completed"),
+    )
+    asked = parse_responses(b'{"model":"m","input":"x","include":["reasoning.encrypted_content"]}')
+    assert asked.settings is not None
+    told = spelled(*frames, **msgspec.json.decode(asked.settings))
+    done = [json.loads(line[6:]) for line in told.split("\n") if line.startswith('data: {"type":"response.output_item')]
+    items = [event["item"] for event in done]
+    assert [item.get("encrypted_content") for item in items] == [None, "sgw1.U28gIsOpIi4=", None, None, None, "ZW5j"]
+    assert "carries_thoughts" not in told
+    assert "sgw1." not in spelled(*frames)
+    sent = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "sgw1.U28gIsOpIi4="}
+    assert chat_messages(None, [sent, {"role": "user", "content": "x"}])[0]["reasoning"] == 'So "é".'
+    for other in ("gAAAAA", "sgw1.!", "sgw1./w==", 7):
+        assert len(chat_messages(None, [sent | {"encrypted_content": other}, {"role": "user", "content": "x"}])) == 1
 
 
 def test_calls_of_a_namespace() -> None:
