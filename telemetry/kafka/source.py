@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _FETCH_BYTES_MAX = 4 << 20
 """Maximum bytes of one partition in one fetch, held in memory beside the blocks."""
+_METADATA_S_MAX = 30.0
+"""Age of the list of partitions until it is read again: partitions were added, or the topic was made anew."""
 _READ_MAX = 2000
 """Maximum records of one read, so a partition may hold this many more than its bound."""
 
@@ -72,6 +74,7 @@ class KafkaSource:
             max_partition_fetch_bytes=_FETCH_BYTES_MAX,
             fetch_max_wait_ms=100,
             check_crcs=False,
+            metadata_max_age_ms=int(_METADATA_S_MAX * 1000),
         )
         self._consumer.subscribe([self._topic], listener=_Listener(self, assigned, revoked))
         try:
