@@ -44,7 +44,7 @@ if [ -n "$$missing" ]; then \
 endef
 
 .PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-starts bench-routing bench-scaling bench-surge bench-outage
-.PHONY: browsers headless-shell redis prometheus postgres kafka node helm vllm kube kube-up proto clean
+.PHONY: browsers headless-shell redis nginx prometheus postgres kafka node helm vllm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -96,6 +96,9 @@ kafka: # its jars are fetched by the tests, once
 prometheus:
 	$(call need,prometheus promtool)
 
+nginx:
+	$(call need,nginx)
+
 helm: # helm, kubeconform and Kubernetes' schemas, into the cache
 	@$(PYTHON) infra/local-kube/build.py helm
 
@@ -119,7 +122,7 @@ tests/node/node_modules/.installed: tests/node/package-lock.json
 test: setup browsers prometheus kafka helm
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) # neighbours share what their module has started
 
-test-platform: setup browsers prometheus kafka postgres node
+test-platform: setup browsers prometheus kafka postgres nginx node
 	@$(BIN)/python -m pytest -m 'platform and not chaos' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 wheel: setup # of this platform, with the hot modules compiled
@@ -164,8 +167,7 @@ check: setup
 # The platform comes from the wheel, which the container image installs; the bench itself from the tree
 INSTALLED := env PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/installed) $(abspath $(BIN))/python -m stream_gw.cli up
 
-bench: wheel redis
-	$(call need,nginx)
+bench: wheel redis nginx
 	@rm -rf build/installed && $(BIN)/python -m zipfile -e build/wheel/*.whl build/installed
 	@$(BIN)/python -m bench.tokens --platform "$(INSTALLED) --no-telemetry --no-database" $(ARGS)
 	@$(BIN)/python -m bench.memory
@@ -174,8 +176,7 @@ bench: wheel redis
 	@$(BIN)/python -m bench.timeline
 	@$(BIN)/python -m bench.telemetry
 
-bench-outage: setup redis kafka
-	$(call need,nginx)
+bench-outage: setup redis nginx kafka
 	@$(BIN)/python -m bench.outage $(ARGS)
 
 bench-starts: setup redis vllm

@@ -19,7 +19,7 @@ from tests.gateway.wire import MODEL, Gate
 HERE = Path(__file__).parent
 OF_THE_EDGE = [
     "test_adapters", "test_asyncapi", "test_bad_input", "test_bench", "test_cli", "test_connections", "test_cycles",
-    "test_doctor", "test_ws_bytes", "test_ws_messages",
+    "test_doctor", "test_nginx", "test_ws_bytes", "test_ws_messages",
 ]  # fmt: skip
 """Files about bytes, processes and words, which do not depend on what Redis is."""
 

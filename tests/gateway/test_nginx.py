@@ -58,7 +58,7 @@ async def test_a_client_that_hangs_up_is_noticed(proxied: Gate, one: Gate) -> No
 
 
 async def test_the_largest_bodies_and_cookies_pass(proxied: Gate, one: Gate) -> None:
-    body = chat(1, messages=[{"role": "user", "content": "word " * 1_500_000}])
+    body = chat(1, stream=False, messages=[{"role": "user", "content": "word " * 1_500_000}])
     refusal(await proxied.ask("POST", "/v1/chat/completions", body), 400, "context_length_exceeded")
     token = await mint(one, scopes=["read"], models=[f"org/a-model-with-a-long-name-{n:04}" for n in range(75)])
     assert COOKIE_BYTES_MAX - 400 < len(token) < COOKIE_BYTES_MAX
