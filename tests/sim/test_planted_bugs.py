@@ -546,7 +546,9 @@ PLANTED: dict[str, Bug] = {
     ),
     "a producer that rewrites": Bug([(RUNNING, "Producer", RewritingProducer)], "2:"),
     "a producer that bills what came later": Bug([(RUNNING, "Producer", DriftingUsageProducer)]),
-    "a producer that gives up on a lost tail": Bug([(RUNNING, "Producer", StubbornProducer)], faults=["failover"]),
+    "a producer that gives up on a lost tail": Bug(
+        [(RUNNING, "Producer", StubbornProducer)], faults=["failover", "gateway"]
+    ),
     "a producer that a late reply wakes": Bug([(RUNNING, "Producer", WokenProducer)]),
     "a producer that continues from its own count": Bug([(RUNNING, "Producer", OwnCountProducer)]),
     "a producer that bills its own part": Bug([(RUNNING, "Producer", OwnUsageProducer)], "5:"),
