@@ -21,20 +21,16 @@ FAULTS = (
     "drop", "cut", "flaky", "failover", "wipe", "gateway", "frozen gateway", "agent", "frozen agent", "stall", "drain",
     "engine", "dropped answer", "halfway", "again", "poison", "cancel", "slow", "leave", "deadline", "queue",
 )  # fmt: skip
-SLEEP_SHARE = 0.15
-"""Share of schedules that also ask replicas to sleep, wake and become warm."""
-YIELD_SHARE = 0.15
-"""Share of schedules whose requests are batch work, which yields time and again."""
-BUDGET_SHARE = 0.2
-"""Share of schedules whose tenant has limits and budgets."""
-INPUT_SHARE = 0.2
-"""Share of schedules whose clients send inputs to running streams."""
-MODERATION_SHARE = 0.15
-"""Share of schedules whose prompts, inputs and answers are moderated."""
-CHECKS_SHARE = 0.15
-"""Share of schedules whose requests ask for a JSON schema, most of them with repairs."""
-ZERO_SHARE = 0.1
-"""Share of schedules whose tenant's plan keeps no stream."""
+EXTRAS = {
+    "sleep": 0.15,  # replicas are also asked to sleep, wake and become warm
+    "yield": 0.15,  # requests are batch work, which yields time and again
+    "input": 0.2,  # clients send inputs to running streams
+    "budget": 0.2,  # the tenant has limits and budgets
+    "moderation": 0.15,  # prompts, inputs and answers are moderated
+    "checks": 0.15,  # requests ask for a JSON schema, most of them with repairs
+    "zero": 0.1,  # the tenant's plan keeps no stream
+}
+"""Share of the schedules that have each of these beside their faults. The order tells which schedules: append only."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip

@@ -12,11 +12,10 @@ import pytest
 
 from stream_fabric.events import AttemptTrace
 from stream_fabric.stream.frames import STARTED_PREFIX, End, decode
-from tests.sim.chaos import FAULTS
+from tests.sim.chaos import EXTRAS, FAULTS
 from tests.sim.invariants import lines_of
 from tests.sim.world import World
 
-EXTRAS = ("sleep", "yield", "input", "budget", "moderation", "checks", "zero")
 KEPT = (
     (762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"),
     (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"), (2478, "drain", "flaky", "engine"),

@@ -18,18 +18,7 @@ from stream_fabric.events import Event
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.ids import StreamId
 from tests.sim import invariants as verdict
-from tests.sim.chaos import (
-    BUDGET_SHARE,
-    CHECKS_SHARE,
-    DEATHS,
-    FAULTS,
-    INPUT_SHARE,
-    MODERATION_SHARE,
-    SLEEP_SHARE,
-    YIELD_SHARE,
-    ZERO_SHARE,
-    Chaos,
-)
+from tests.sim.chaos import DEATHS, EXTRAS, FAULTS, Chaos
 from tests.sim.checks import checker_of, flagged_in, moderator_of
 from tests.sim.client import Client, Spec
 from tests.sim.fabric import Fabric, Network
@@ -76,20 +65,10 @@ class World:
         drawn = set(r.sample(FAULTS, r.choice((0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 6))))
         if r.random() < 0.5:
             drawn.add(r.choice(DEATHS))
-        if random.Random(-1 - seed).random() < SLEEP_SHARE:  # apart, so that no other schedule becomes another
-            drawn.add("sleep")
-        if random.Random(-1_000_000_007 - seed).random() < YIELD_SHARE:
-            drawn.add("yield")
-        if random.Random(-2_000_000_007 - seed).random() < INPUT_SHARE:
-            drawn.add("input")
-        if random.Random(-3_000_000_007 - seed).random() < BUDGET_SHARE:
-            drawn.add("budget")
-        if random.Random(-4_000_000_007 - seed).random() < MODERATION_SHARE:
-            drawn.add("moderation")
-        if random.Random(-5_000_000_007 - seed).random() < CHECKS_SHARE:
-            drawn.add("checks")
-        if random.Random(-6_000_000_007 - seed).random() < ZERO_SHARE:
-            drawn.add("zero")
+        for number, (fault, share) in enumerate(EXTRAS.items()):
+            # apart, so that no other schedule becomes another
+            if random.Random(-(number * 1_000_000_000 + 7 if number else 1) - seed).random() < share:
+                drawn.add(fault)
         self.faults = {*faults} if plan else {*drawn, *faults}
         self.faults_end_s = 8.0 if self.faults & {*DEATHS, "queue", "deadline"} else 4.0
         self.lease_ttl_s = r.choice((1.0, 1.0, 3.0))
