@@ -377,4 +377,4 @@ async def _checked(
     call.trace.regions = regions
     if context := parts.directory.context(pool, request.model, regions):
         await off_loop(request.prompt_bytes, lambda: check_context(request, context))
-    return replace(call, request=request), user, regions, pool
+    return call if request is call.request else replace(call, request=request), user, regions, pool

@@ -226,8 +226,10 @@ class SseOutlet(SseBody):
 
 def _failure(lines: list[bytes]) -> StreamGwError | None:
     """Return the error of a stream whose frames are ``lines``; None: it has output, or ended without an error."""
-    *before, end = map(decode, lines)
-    if not isinstance(end, End) or end.error is None or not all(isinstance(frame, Note) for frame in before):
+    end = decode(lines[-1])
+    if not isinstance(end, End) or end.error is None:
+        return None
+    if not all(isinstance(decode(line), Note) for line in lines[:-1]):
         return None
     return from_info(end.error)
 

@@ -171,10 +171,8 @@ class AttemptTiming:
 
     def sketch(self) -> tuple[int, ...]:
         """Number of inter-token gaps in each ``itl_bucket``, without the empty buckets at the end."""
-        counts = self._gaps.tolist()
-        while counts and not counts[-1]:
-            counts.pop()
-        return tuple(counts)
+        used = len(self._gaps.tobytes().rstrip(b"\0"))
+        return tuple(self._gaps[: -(-used // self._gaps.itemsize)])
 
     def token_us(self) -> tuple[int, ...]:
         """Microseconds from one token to the next; empty when the attempt is not sampled."""

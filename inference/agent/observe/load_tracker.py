@@ -12,6 +12,7 @@ from inference.agent.running import RunningStream
 from stream_fabric.limits import PREFIX_BLOCK_BYTES
 from stream_fabric.pool.placement import BATCH_TIER, TIERS
 from stream_fabric.pool.prefix import PrefixLedger
+from stream_fabric.pool.records import EngineLoad
 from stream_fabric.pool.replica_load import pending_output_tokens, pending_prefill_s
 from stream_fabric.ports import Engine
 from stream_fabric.stream.ids import StreamId
@@ -57,10 +58,11 @@ class LoadTracker:
         if not self._prefilling:
             self._prefilling_since = self._computing_since = self._loop.time()
             self._lacked_kv = False
-        stream.waits_in_engine = len(self._running) > self.engine.load().slots
+        load = self.engine.load()
+        stream.waits_in_engine = len(self._running) > load.slots
         self._prefilling[stream.name] = stream
-        self._look_for_kv()
-        self._gpu_time.begin(stream, self.engine.load().slots, self._loop.time())
+        self._look_for_kv(load)
+        self._gpu_time.begin(stream, load.slots, self._loop.time())
 
     def end_gpu_time(self, stream: RunningStream) -> float:
         """Return the stream's share of the replica's busy time in seconds, and count no more. Later calls return 0."""
@@ -77,7 +79,8 @@ class LoadTracker:
     def receive_first_token(self, stream: RunningStream) -> None:
         now = self._loop.time()
         stream.first_at = now
-        self._look_for_kv()
+        load = self.engine.load()
+        self._look_for_kv(load)
         self._decoding.add(stream)
         self._concurrency.receive(len(self._decoding), now)
         stream.decode_seconds_before = self._concurrency.sequence_seconds(now)
@@ -89,7 +92,7 @@ class LoadTracker:
         # With a slot, the engine computes it once no other is before it; without one, part of the time is waiting
         in_a_row_s = min(now - self._prefilling_since, took_s)
         stream.timing.prefill_s = own_s if stream.waits_in_engine else max(own_s, in_a_row_s)
-        goes_on = bool(self._prefilling) and self._has_slot()
+        goes_on = bool(self._prefilling) and self._has_slot(load)
         if self._lacked_kv:
             self.meter.prefill.drop_sample()
         else:
@@ -118,13 +121,14 @@ class LoadTracker:
 
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """Stop following a stream that no longer runs here. ``whole``: the log has the stream's terminal."""
-        self._look_for_kv()
+        load = self.engine.load()
+        self._look_for_kv(load)
         if self._prefilling.get(stream.name) is stream:
             if next(iter(self._prefilling)) == stream.name:  # the time before belongs to no prompt that is counted
                 self._prefilling_since = self._computing_since = self._loop.time()
             del self._prefilling[stream.name]
         if stream in self._decoding:
-            if not self._has_slot():  # the first prompt that waits gets this one
+            if not self._has_slot(load):  # the first prompt that waits gets this one
                 self._computing_since = self._loop.time()
             self._decoding.discard(stream)
             self._concurrency.receive(len(self._decoding), self._loop.time())
@@ -135,18 +139,16 @@ class LoadTracker:
             # The engine frees its blocks now, which makes them its most recently used
             self.prefixes.touch(stream.hashes)
 
-    def _has_slot(self) -> bool:
+    def _has_slot(self, load: EngineLoad) -> bool:
         """Return whether the engine can compute a prompt: fewer sequences decode than it has slots."""
-        slots = self.engine.load().slots
-        return not slots or len(self._decoding) < slots
+        return not load.slots or len(self._decoding) < load.slots
 
-    def _look_for_kv(self) -> None:
+    def _look_for_kv(self, load: EngineLoad) -> None:
         """Notice that prompts wait for room in the KV cache: some wait beside free slots, and all that run decode.
 
         The engine's figures may be a second old, so the length of the wait is unknown, and nothing is measured until no
         prompt is pending. The prompts behind it share steps with it: without its time they would look too fast.
         """
-        load = self.engine.load()
         if self._prefilling and load.waits_beside_slots and load.running <= len(self._decoding):
             self._lacked_kv = True
             for stream in self._prefilling.values():
@@ -156,16 +158,16 @@ class LoadTracker:
 
     def tick(self) -> None:
         """Close a measuring period. Called at each renewal of the lease."""
-        self._look_for_kv()
+        load = self.engine.load()
+        self._look_for_kv(load)
         for stream in self._running.values():
             self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
             stream.metered_tokens = stream.tokens
         self.meter.tick(sum(s.first_at is not None for s in self._running.values()), self._loop.time())
-        self._remove_evicted_prefixes()
+        self._remove_evicted_prefixes(load)
 
-    def _remove_evicted_prefixes(self) -> None:
+    def _remove_evicted_prefixes(self, load: EngineLoad) -> None:
         """Remove from the ledger of cached prompts what the engine has evicted from its cache."""
-        load = self.engine.load()
         block_tokens = PREFIX_BLOCK_BYTES / self.meter.bytes_per_token
         self.prefixes.set_capacity(load.kv_capacity_tokens / block_tokens)
         if load.kv_clears > self._cache_clears:
@@ -182,7 +184,7 @@ class LoadTracker:
         if not self._prefilling:
             return 0.0
         to_compute = [max(s.work.prompt_tokens - s.matched_tokens, 1) for s in self._prefilling.values()]
-        computes = self._has_slot() and not self._lacked_kv
+        computes = self._has_slot(self.engine.load()) and not self._lacked_kv
         spent_s = self._loop.time() - self._computing_since if computes else 0.0
         return pending_prefill_s(sum(to_compute), to_compute[0], spent_s, self.meter.prefill.per_s)
 
