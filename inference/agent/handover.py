@@ -19,7 +19,7 @@ from stream_fabric.errors import FabricError, StreamGwError
 from stream_fabric.pool.placement import BATCH_TIER
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Engine
-from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover import Failover, OwnBill
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.stream.frames import Close, Note, Usage, decode
@@ -80,7 +80,7 @@ class Handover:
 
         async def requeue() -> None:
             if self._streams.is_running(stream):
-                await self._failover.yield_stream(self._policy.pool, self._replica, stream.work)
+                await self._failover.yield_stream(self._policy.pool, self._replica, stream.work, self._bill_of(stream))
 
         await self._let_go(stream, "yield", requeue)
 
@@ -125,7 +125,13 @@ class Handover:
             if self._streams.is_running(stream):  # it has not ended meanwhile, nor come back in a newer epoch
                 waits = comes_back and self._status.failure is None and not self._status.draining.is_set()
                 await self._failover.rescue(
-                    self._policy.pool, self._replica, name, error, comes_back=waits, known=stream.work
+                    self._policy.pool,
+                    self._replica,
+                    name,
+                    error,
+                    comes_back=waits,
+                    known=stream.work,
+                    own_bill=self._bill_of(stream),
                 )
 
         await self._let_go(stream, "handover", rescue)
@@ -133,8 +139,6 @@ class Handover:
     async def _let_go(self, stream: RunningStream, step: str, place: Callable[[], Awaitable[None]]) -> None:
         """Place the stream with ``place``, and take it off our list."""
         done = await self._retry(step, stream.name, place)
-        if done:
-            await self._read_cancel(stream)
         self._released.discard(stream)
         if done and self._streams.is_running(stream):
             stream.producer.stopped = True
@@ -142,33 +146,42 @@ class Handover:
             # sent again after a lost reply, would take that placement from the pool, and the request with it
             self._streams.remove(stream, keep=False, listed=False)
 
-    async def _read_cancel(self, stream: RunningStream) -> None:
-        """Learn whether the stream was cancelled before it left this replica, which then has to bill it.
+    def _bill_of(self, stream: RunningStream) -> OwnBill:
+        """Return the function that bills a stream which was cancelled before it left this replica.
 
-        The doorbell of such a cancel may be late, or lost.
+        The doorbell of such a cancel may be late, or lost. The function raises FabricError.
         """
-        if not self._streams.is_running(stream):
-            return
-        producer = stream.producer
-        try:
+
+        async def bill() -> None:
+            if not self._streams.is_running(stream):
+                return
+            producer = stream.producer
             (head,) = await self._log.heads(stream.partition, [stream.name], None)
             if head is None or head.cancelled_at < 0 or str(head.epoch) != producer.epoch:
                 return
             if producer.last == producer.base:  # it has produced nothing: earlier producers' usage is the bill
                 _, used = await self._log.settled(stream.name) or ("", Usage())
                 producer.receive_prior_usage(used)
-        except FabricError as error:
-            log.warning("cancel of a stream that left not read: stream=%s error=%s", stream.name, error)
-            return
-        producer.receive_cancel(head.cancelled_at, steered=head.status == "incomplete")
+            producer.receive_cancel(head.cancelled_at, steered=head.status == "incomplete")
+            self._streams.report(stream)
+
+        return bill
 
     async def end_unread(
-        self, name: StreamId, error: StreamGwError, epoch: Epoch | None = None, work: Work | None = None
+        self,
+        name: StreamId,
+        error: StreamGwError,
+        epoch: Epoch | None = None,
+        work: Work | None = None,
+        own_bill: OwnBill | None = None,
     ) -> None:
-        """End a stream that this replica has not begun. The usage is read from the log."""
+        """End a stream that this replica has not begun. The usage is read from the log.
+
+        ``own_bill``: as ``Failover.rescue`` takes it.
+        """
 
         async def end() -> None:
-            await self._failover.end(self._policy.pool, self._replica, name, error, epoch, work)
+            await self._failover.end(self._policy.pool, self._replica, name, error, epoch, work, own_bill=own_bill)
 
         await self._retry("end", name, end)
 
@@ -176,8 +189,8 @@ class Handover:
         """End a stream that was taken over but cannot be continued here."""
         if not stream.closed:
             stream.closed = True
-            await self.end_unread(stream.name, error, stream.work.parsed_epoch(), stream.work)
-            await self._read_cancel(stream)
+            work = stream.work
+            await self.end_unread(stream.name, error, work.parsed_epoch(), work, self._bill_of(stream))
             stream.producer.stopped = True
             self._streams.remove(stream, keep=False)
 
@@ -186,8 +199,8 @@ class Handover:
 
         Whoever placed it had stood still since the takeover, and another process had placed it meanwhile.
         """
-        stream.closed = stream.producer.stopped = True
-        self._streams.remove(stream, keep=False, reported=True)
+        stream.closed = stream.reported = stream.producer.stopped = True
+        self._streams.remove(stream, keep=False)
 
     async def fence(self, stream: RunningStream) -> None:
         """End the stream in its log, unless another producer has begun a newer epoch."""

@@ -127,6 +127,7 @@ class RunningStream:
         "owner",
         "partition",
         "producer",
+        "reported",
         "started_at",
         "timing",
         "tokens",
@@ -180,6 +181,8 @@ class RunningStream:
         """Another replica continues the stream, or will."""
         self.yielded = False
         """The stream waits in the queue, or will, because higher tiers need its slot."""
+        self.reported = False
+        """The event of this attempt was emitted, with the stream's bill if the attempt ended it."""
         self.finish_reason = ""
         self.error_code = ""
         self.allowance: Allowance | None = None

@@ -60,8 +60,16 @@ class Streams:
         """Whether this object runs. False also when the stream came back in a newer epoch, as another object."""
         return self.running.get(stream.name) is stream
 
-    def remove(self, stream: RunningStream, *, keep: bool, listed: bool = True, reported: bool = False) -> None:
-        """Take a stream off the list and report its attempt, unless that was ``reported`` before.
+    def report(self, stream: RunningStream) -> None:
+        """Emit the event of the stream's attempt, once."""
+        stream.timing.receive_end()
+        gpu_s = self._load.end_gpu_time(stream)
+        if not stream.reported:
+            stream.reported = True
+            self._attempts.report(stream, _attempt_end(stream), self._load.decode_concurrency(stream), gpu_s)
+
+    def remove(self, stream: RunningStream, *, keep: bool, listed: bool = True) -> None:
+        """Take a stream off the list and report its attempt.
 
         ``keep``: its terminal is in the log; its frames are kept for a while, because a failover may lose them.
         ``listed``: the pool may have the stream on this replica's list.
@@ -71,10 +79,7 @@ class Streams:
                 timer.cancel()
         if not self.is_running(stream):
             return
-        stream.timing.receive_end()
-        gpu_s = self._load.end_gpu_time(stream)
-        if not reported:
-            self._attempts.report(stream, _attempt_end(stream), self._load.decode_concurrency(stream), gpu_s)
+        self.report(stream)
         del self.running[stream.name]
         self._load.receive_end(stream, whole=keep)
         if listed:

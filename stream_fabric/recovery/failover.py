@@ -7,7 +7,7 @@ and repeated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -32,6 +32,8 @@ from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Head
 
+OwnBill = Callable[[], Awaitable[None]]
+"""Writes a replica's own bill of a stream, if the stream has ended in its epoch. Raises FabricError."""
 _NONCE_BYTES = 4
 _UNBILLED_MAX = 10_000
 """Fences without a bill that are remembered; another process may have repeated them."""
@@ -66,12 +68,14 @@ class Failover:
         comes_back: bool = False,
         dead: bool = False,
         known: Work | None = None,
+        own_bill: OwnBill | None = None,
     ) -> None:
         """Place the stream on another replica; if none can take it, end it with ``error``.
 
         ``comes_back``: the replica's engine restarts, so the stream may wait even for a model's only replica.
         ``dead``: the replica cannot report its lost attempt, so it is reported here.
         ``known``: the replica's own copy of the request, in case a failover of Redis has lost the pool's.
+        ``own_bill``: the bill of a living replica, for a stream that has ended in its epoch.
 
         Raises FabricError; the call can then be repeated.
         """
@@ -97,26 +101,28 @@ class Failover:
         tried = tuple(dict.fromkeys((*work.tried, replica)))
         others = await self._candidates(pool, replica, tried, work)
         if work.attempt >= ATTEMPTS_MAX or not (others or comes_back or work.home):
-            await self.end(pool, replica, stream, error, await self._current_epoch(stream, work), work, dead=dead)
+            epoch = await self._current_epoch(stream, work)
+            await self.end(pool, replica, stream, error, epoch, work, dead=dead, own_bill=own_bill)
             return
         taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
         if taken is None:  # the stream has ended, or another producer has it
-            await self._bill_ended(pool, replica, work, error, dead=dead)
+            await self._bill_ended(pool, replica, work, error, dead=dead, own_bill=own_bill)
             await self._pools.remove_in_flight(pool, replica, [stream])
             return
         again = msgspec.structs.replace(
             work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
         )
         if not await self._requeue(pool, again, others, replica):
-            await self.end(pool, replica, stream, error, taken.epoch, work, dead=dead)
+            await self.end(pool, replica, stream, error, taken.epoch, work, dead=dead, own_bill=own_bill)
             return
         if dead:
             await self._report(pool, replica, work, error, billed=False)
 
-    async def yield_stream(self, pool: str, replica: ReplicaId, work: Work) -> None:
+    async def yield_stream(self, pool: str, replica: ReplicaId, work: Work, own_bill: OwnBill | None = None) -> None:
         """Put a running batch stream back into the queue, before all others of its tier.
 
         The replica has not failed at the stream, so this counts as no attempt, and the replica may take it again.
+        ``own_bill``: as in ``rescue``.
 
         Raises FabricError; the call can then be repeated.
         """
@@ -127,9 +133,9 @@ class Failover:
             if taken is not None:
                 again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base)
                 if not await self._requeue(pool, again, [Candidate(replica, work.prompt_tokens)], replica):
-                    await self.end(pool, replica, stream, error, taken.epoch, work)
+                    await self.end(pool, replica, stream, error, taken.epoch, work, own_bill=own_bill)
                 return
-            await self._bill_ended(pool, replica, work, error, dead=False)
+            await self._bill_ended(pool, replica, work, error, dead=False, own_bill=own_bill)
         await self._pools.remove_in_flight(pool, replica, [stream])
 
     async def _requeue(self, pool: str, work: Work, candidates: Sequence[Candidate], instead: ReplicaId) -> bool:
@@ -211,11 +217,12 @@ class Failover:
         work: Work | None = None,
         *,
         dead: bool = False,
+        own_bill: OwnBill | None = None,
     ) -> None:
         """End the stream with ``error`` and take it off the replica's list of streams in flight.
 
         ``epoch``: the replica's epoch, if known. ``work``: the request, if known; else the bill is made from the meta.
-        ``dead``: as in ``rescue``.
+        ``dead`` and ``own_bill``: as in ``rescue``.
 
         Raises FabricError; the call can then be repeated.
         """
@@ -225,15 +232,24 @@ class Failover:
         if work is not None and fenced:
             await self._report(pool, replica, work, error, billed=True)
         elif work is not None:
-            await self._bill_ended(pool, replica, work, error, dead=dead)
+            await self._bill_ended(pool, replica, work, error, dead=dead, own_bill=own_bill)
         await self._pools.remove_in_flight(pool, replica, [stream])
 
-    async def _bill_ended(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, dead: bool) -> None:
+    async def _bill_ended(
+        self,
+        pool: str,
+        replica: ReplicaId,
+        work: Work,
+        error: StreamGwError,
+        *,
+        dead: bool,
+        own_bill: OwnBill | None,
+    ) -> None:
         """Report the bill of a stream that has ended, if nobody else reports it.
 
-        A dead replica's stream is taken off its list after its bill. So whoever ended one that is still on the list
-        has not come so far. A living replica bills what ended in its own epoch, such as a cancelled stream, and what
-        was cancelled after a takeover whose rescuer has died: the stream is still on its list.
+        A stream is taken off its replica's list after its bill. So whoever ended a dead replica's stream that is still
+        on the list has not come so far. A living replica bills what ended in its own epoch, such as a cancelled stream
+        (``own_bill``), and what was cancelled after a takeover whose rescuer has died: the stream is still on its list.
         """
         stream = work.request.stream
         (head,) = await self._streams.heads(partition_of(stream, self._streams.partitions), [stream], None)
@@ -247,6 +263,8 @@ class Failover:
         if due:
             is_fenced = head.status == "failed" and head.epoch.n != work.parsed_epoch().n
             await self._report(pool, replica, work, error if is_fenced else None, billed=True)
+        elif own_bill is not None:
+            await own_bill()
 
     async def fence(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, epoch: Epoch) -> None:
         """End the stream in its log, with its bill, unless another producer has begun a newer epoch.
