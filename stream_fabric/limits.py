@@ -66,6 +66,7 @@ WS_PROTOCOL_PING_S: Final = 20.0  # interval of WebSocket pings
 WATCHDOG_S: Final = 2.0  # interval at which gateways compare their streams with the log
 FABRIC_AWAY_S_MAX: Final = 45.0  # time without an answer of Redis; over: readers get a retriable error
 ORPHAN_GRACE_S: Final = 5.0  # time for a stream to reappear after Redis lost it; over: its readers get an error
+RECOVERY_S_MAX: Final = 40.0  # time for the lease reapers to move a dead replica's stream; over: as above
 SSE_RETRY_MS_MIN: Final = 250  # reconnect delay sent to EventSource clients (default 3 s), drawn at random up to the
 SSE_RETRY_MS_MAX: Final = 1000  # longest one, so that the readers of a dead gateway do not all return at once
 

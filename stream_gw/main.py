@@ -208,7 +208,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     reporter = FailoverReporter(CountingSink(metrics.receive, sink), clock, log, unbilled)
     upkeep = [
         *(source.run() for source in sources),
-        Watchdog(hub, directory.produces, Failover(cells, log, clock, random, reporter)).run(),
+        Watchdog(hub, directory.holder_of, Failover(cells, log, clock, random, reporter)).run(),
         edge.sweep(),
         edge.end_recalled_links(),
         LeaseReaper(cells, log, clock, random, reporter, metrics.receive_lost_pools).run(),

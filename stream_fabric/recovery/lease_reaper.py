@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from stream_fabric.errors import DeadlineExceeded, FabricError, ReplicaLost, StreamGwError
-from stream_fabric.limits import HEADS_MAX, LEASE_TTL_S, REAP_EVERY_S
+from stream_fabric.limits import HEADS_MAX, LEASE_RENEW_S, LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
 from stream_fabric.recovery.failover import Failover
@@ -36,9 +36,13 @@ _LOOKS_MIN = 10
 _LOOKS_S_MIN = 5 * LEASE_TTL_S
 """Looks in a row that see a lease expired, and seconds that they take, after which its replica is dead although Redis
 is slow: a living replica renews its lease before one of them, whatever the time of an answer is."""
-_CLAIM_S_MAX = 0.1
-"""Seconds of a claim, the reaper's first write; over: Redis answered reads and took no writes, as without replicas.
-Then no agent could renew its lease either."""
+_ANSWERS = 8
+"""Last answers of Redis, whose shortest is the usual one. What an answer takes longer may be an outage."""
+_USUAL_S_MAX = LEASE_RENEW_S / 2
+"""Maximum seconds of a usual answer: above, renewals take so long that a living replica's lease may expire."""
+_WRITE_S_MAX = 0.1
+"""Seconds by which a claim, the reaper's first write, may take longer than the read before it; over: Redis answered
+reads and took no writes, as without replicas. Then no agent could renew its lease either."""
 _QUEUE = ReplicaId("(queue)")
 _NO_REPLICA = ReplicaId("")
 _AT_ONCE_MAX = 256
@@ -71,6 +75,8 @@ class _Look(NamedTuple):
     at: float = 0.0
     """Seconds of this process's monotonic clock."""
     expired: Mapping[ReplicaId, _Expired] = {}
+    answers_s: tuple[float, ...] = ()
+    """How long Redis took to answer the last looks."""
 
 
 class LeaseReaper:
@@ -146,7 +152,10 @@ class LeaseReaper:
         names = await self._pools.expired(pool)
         now = self._clock.monotonic_us() / 1e6
         # A wait for the answer may be an outage that began just after the last look: it counts against the pause
-        looked_s = min(asked_at - before.at, REAP_EVERY_S) - (now - asked_at)
+        answered_s = now - asked_at
+        answers_s = (*before.answers_s[1 - _ANSWERS :], answered_s)
+        usual_s = min(*answers_s, _USUAL_S_MAX)
+        looked_s = min(asked_at - before.at + usual_s, REAP_EVERY_S) - (answered_s - usual_s)
         expired = {}
         for name in names:
             seen = before.expired.get(name)
@@ -161,7 +170,7 @@ class LeaseReaper:
             asked_at = self._clock.monotonic_us() / 1e6
             claimed = await self._claim(pool, replica, LEASE_TTL_S)
             claimed_at = self._clock.monotonic_us() / 1e6
-            if claimed_at - asked_at > _CLAIM_S_MAX and not expired[replica].is_long_dead(now):
+            if claimed_at - asked_at > answered_s + _WRITE_S_MAX and not expired[replica].is_long_dead(now):
                 now = claimed_at  # the agents renew first
                 expired = {name: seen._replace(seen_s=0.0) for name, seen in expired.items()}
                 break
@@ -170,7 +179,8 @@ class LeaseReaper:
         if dead and self._lost is not None:
             await self._lost.receive_dead(pool, dead, self._known)
         await _gather(partial(self._recover, pool), dead)
-        self._looks[pool] = _Look(now, {name: seen for name, seen in expired.items() if name not in dead})
+        left = {name: seen for name, seen in expired.items() if name not in dead}
+        self._looks[pool] = _Look(now, left, answers_s)
 
     async def _recover(self, pool: str, replica: ReplicaId) -> None:
         """Move the streams of a dead replica, and retire it if all were moved; else a later look finds it again."""

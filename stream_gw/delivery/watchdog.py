@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from stream_fabric.errors import FabricError, FabricUnavailable
-from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, WATCHDOG_S
+from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, RECOVERY_S_MAX, WATCHDOG_S
 from stream_fabric.process.slots import Slots
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST
@@ -18,6 +18,7 @@ from stream_fabric.stream.log import Head
 from stream_fabric.stream.reader import Need
 from stream_gw.delivery.hub import Hub, stream_gone
 from stream_gw.delivery.local_stream import LocalStream, Missing
+from stream_gw.routing.holders import Holder
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +36,16 @@ class Watchdog:
     def __init__(
         self,
         hub: Hub,
-        produces: Callable[[ReplicaId | None, StreamId], Coroutine[Any, Any, bool]],
+        holder_of: Callable[[ReplicaId | None, StreamId], Coroutine[Any, Any, Holder]],
         failover: Failover,
         *,
         every_s: float = WATCHDOG_S,
         away_s: float = FABRIC_AWAY_S_MAX,
     ) -> None:
-        """``produces(replica, stream)``: whether the stream has a live producer or is queued. ``failover`` ends those
-        that have none."""
+        """``holder_of(replica, stream)``: who has the stream. ``failover`` ends those that nobody has."""
         self._hub = hub
         self._log = hub.log
-        self._produces = produces
+        self._holder_of = holder_of
         self._failover = failover
         self._every_s = every_s
         self._away_s = away_s
@@ -117,7 +117,7 @@ class Watchdog:
         for sub in local.subs:
             sub.watched_seq = sub.reader.seq
         if head is None:
-            if self._is_orphan(local):
+            if self._is_orphan(local, ORPHAN_GRACE_S):
                 for sub in tuple(local.subs):
                     local.fail(sub, stream_gone())
             return False
@@ -133,23 +133,24 @@ class Watchdog:
         local.missing = None
         return False
 
-    def _is_orphan(self, local: LocalStream) -> bool:
-        """Count an answer that found neither log nor producer. Returns whether they have been missing for too long.
+    def _is_orphan(self, local: LocalStream, patience_s: float) -> bool:
+        """Count an answer that found neither log nor producer. Returns whether they are missing for ``patience_s``.
 
         The time since the last such answer counts for ``every_s`` at most: this process may have stood still.
         """
         now = asyncio.get_running_loop().time()
         missing_s = 0.0 if local.missing is None else local.missing.s + min(now - local.missing.at, self._every_s)
         local.missing = Missing(missing_s, now)
-        return missing_s > ORPHAN_GRACE_S
+        return missing_s > patience_s
 
     async def _check_producer(self, local: LocalStream, head: Head) -> None:
         """End a live stream that neither a producer nor a queue has: its request or its producer was lost."""
         try:
-            if await self._produces(head.replica, local.id):
+            holder = await self._holder_of(head.replica, local.id)
+            if holder is Holder.LIVE:
                 local.missing = None
                 return
-            if self._is_orphan(local):
+            if self._is_orphan(local, RECOVERY_S_MAX if holder is Holder.DEAD else ORPHAN_GRACE_S):
                 await self._failover.end_orphan(local.id, head, LOST)
         except FabricError as error:
             log.warning("producer of a stream not checked: stream=%s error=%s", local.id, error)

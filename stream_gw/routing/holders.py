@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 
 from stream_fabric.errors import FabricError
@@ -14,42 +15,55 @@ from stream_fabric.stream.ids import StreamId
 from stream_gw.routing.pool_reader import CONCURRENT_READS_MAX
 
 
-async def is_held(
-    pools: Pools, replicas: Mapping[str, Sequence[ReplicaInfo]], home: str | None, stream: StreamId
-) -> bool:
-    """Return whether a live replica of one of these pools, or a pool's queue, has the stream; ``home`` is asked first.
+class Holder(IntEnum):
+    """Who has a stream, the best that any pool says."""
 
-    A True needs one pool's answer, a False that of all: raises FabricError where one is missing.
+    NOBODY = 0
+    DEAD = 1
+    """A replica without a lease. Lease reapers have not moved the stream yet."""
+    LIVE = 2
+    """A live replica, or a queue."""
+
+
+async def holder_of(
+    pools: Pools, replicas: Mapping[str, Sequence[ReplicaInfo]], home: str | None, stream: StreamId
+) -> Holder:
+    """Return who of these pools has the stream; ``home`` is asked first.
+
+    ``LIVE`` needs one pool's answer, anything else that of all: raises FabricError where one is missing.
     """
 
-    async def has_stream(pool: str) -> bool:
+    async def ask(pool: str) -> Holder:
         holder = await pools.holder(pool, stream)
-        return holder == "queue" or any(info.replica == holder for info in replicas.get(pool, ()))
+        if holder == "queue" or any(info.replica == holder for info in replicas.get(pool, ())):
+            return Holder.LIVE
+        return Holder.NOBODY if holder is None else Holder.DEAD
 
     slots = Slots(CONCURRENT_READS_MAX)
-    asked: list[asyncio.Task[bool]] = []
+    asked: list[asyncio.Task[Holder]] = []
     try:
         if home is not None:
-            asked.append(asyncio.create_task(has_stream(home)))
+            asked.append(asyncio.create_task(ask(home)))
             done, _ = await asyncio.wait(asked, timeout=SLOT_S)  # one that is silent must not delay the others
-            if any(task.exception() is None and task.result() for task in done):
-                return True
-        asked += [asyncio.create_task(slots.read(partial(has_stream, pool))) for pool in replicas if pool != home]
-        return await _any_true(asked)
+            if any(task.exception() is None and task.result() is Holder.LIVE for task in done):
+                return Holder.LIVE
+        asked += [asyncio.create_task(slots.read(partial(ask, pool))) for pool in replicas if pool != home]
+        return await _best(asked)
     finally:
         for task in asked:
             task.cancel()
 
 
-async def _any_true(asked: Sequence[asyncio.Task[bool]]) -> bool:
-    """Wait until one answer is True. Raises FabricError if none is and an answer is missing."""
-    failure: FabricError | None = None
+async def _best(asked: Sequence[asyncio.Task[Holder]]) -> Holder:
+    """Wait until one answer is ``LIVE``, or for the best of all. Raises FabricError if an answer is missing then."""
+    best, failure = Holder.NOBODY, None
     for answer in asyncio.as_completed(asked):
         try:
-            if await answer:
-                return True
+            best = max(best, await answer)
         except FabricError as error:  # another pool may have the stream
             failure = failure or error
+        if best is Holder.LIVE:
+            return best
     if failure is not None:
         raise failure
-    return False
+    return best

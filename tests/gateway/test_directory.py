@@ -16,6 +16,7 @@ from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_gw.routing.directory import Directory
+from stream_gw.routing.holders import Holder
 
 
 def whole(*infos: ReplicaInfo) -> LeaseChanges:
@@ -310,15 +311,17 @@ async def test_a_producer_is_found_while_the_shard_of_another_pool_is_away() -> 
     await directory.refresh()
     stream = StreamId("strm_1")
     pools.lost, pools.holders = "p0", {"p2": "queue"}
-    assert await directory.produces(None, stream)
-    assert await directory.produces(ReplicaId("r-p0"), stream), "the last producer's pool is away"
+    assert await directory.holder_of(None, stream) is Holder.LIVE
+    assert await directory.holder_of(ReplicaId("r-p0"), stream) is Holder.LIVE, "the last producer's pool is away"
     pools.silent = ["p1"]
     async with asyncio.timeout(3):
-        assert await directory.produces(None, stream)
-        assert await directory.produces(ReplicaId("r-p1"), stream), "the last producer's pool says nothing"
+        assert await directory.holder_of(None, stream) is Holder.LIVE
+        assert await directory.holder_of(ReplicaId("r-p1"), stream) is Holder.LIVE, (
+            "the last producer's pool says nothing"
+        )
     pools.silent, pools.holders = [], {}
     with pytest.raises(FabricUnavailable):  # the pool that is away may have it
-        await directory.produces(None, stream)
+        await directory.holder_of(None, stream)
 
 
 async def test_a_request_does_not_fail_for_a_batch_host_that_cannot_be_read() -> None:
@@ -340,15 +343,15 @@ async def test_the_last_producers_pool_is_asked_first_and_the_others_concurrentl
     await directory.refresh()
     stream, producer = StreamId("strm_1"), ReplicaId("r-p5")
     pools.holders = {"p5": "r-p5"}
-    assert await directory.produces(producer, stream)
+    assert await directory.holder_of(producer, stream) is Holder.LIVE
     assert pools.asked == ["p5"]
     pools.holders = {"p2": "queue"}
     pools.asked.clear()
     pools.open.clear()
-    asking = await settled(directory.produces(None, stream), lambda: pools.reading == 8)
+    asking = await settled(directory.holder_of(None, stream), lambda: pools.reading == 8)
     pools.open.set()
-    assert await asking
+    assert await asking is Holder.LIVE
     pools.holders = {"p2": "r-dead"}
     pools.asked.clear()
-    assert not await directory.produces(producer, stream)
+    assert await directory.holder_of(producer, stream) is Holder.DEAD
     assert pools.asked[0] == "p5" and sorted(pools.asked) == pools.names, "each pool is asked once"

@@ -101,7 +101,7 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
         await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
         lines = QueuePositions(pools, directory, lambda: 0)
         lines.add(info.pool, subscription)
-        yield World(hub, Watchdog(hub, directory.produces, failover_of(hub.log), every_s=0.02), lines, outlet, proxy)
+        yield World(hub, Watchdog(hub, directory.holder_of, failover_of(hub.log), every_s=0.02), lines, outlet, proxy)
         subscription.close()
         proxy.refuse = False
         await pools.retire(info.pool, info.replica, leaving=True)

@@ -20,6 +20,7 @@ from stream_gw.delivery import watchdog as watchdog_module
 from stream_gw.delivery.local_stream import LocalStream, Subscription
 from stream_gw.delivery.watchdog import Watchdog
 from stream_gw.observe.trace import ReaderTrace
+from stream_gw.routing.holders import Holder
 from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.readiness import Readiness
 from tests.gateway.in_process import WHO, InProcess, Reading, failover_of, in_process
@@ -50,7 +51,7 @@ async def test_readers_hear_of_a_fabric_that_stays_away(world: InProcess) -> Non
     opened.subscribe(outlet)
     parts.hub.local[opened.id.encode()].receive(opened.epoch.encode(), 1, 2, b'0" a"\n0" b"')
     watchdog = asyncio.create_task(
-        Watchdog(parts.hub, parts.directory.produces, failover_of(parts.log), every_s=0.05, away_s=AWAY_S).run()
+        Watchdog(parts.hub, parts.directory.holder_of, failover_of(parts.log), every_s=0.05, away_s=AWAY_S).run()
     )
     world.log_link.refuse = True
     world.log_link.cut_all()
@@ -68,7 +69,7 @@ async def test_a_shorter_outage_ends_no_stream(world: InProcess) -> None:
     opened = await created(world)
     outlet = Reading()
     subscription = opened.subscribe(outlet)
-    watchdog = Watchdog(parts.hub, parts.directory.produces, failover_of(parts.log), every_s=0.05, away_s=30.0)
+    watchdog = Watchdog(parts.hub, parts.directory.holder_of, failover_of(parts.log), every_s=0.05, away_s=30.0)
     running = asyncio.create_task(watchdog.run())
     for _ in range(2):
         world.log_link.refuse = True
@@ -94,11 +95,11 @@ async def test_a_stream_that_nothing_produces_ends_with_its_bill(
     await world.log.append(world.log.partition(opened.id), [append])
     reporter = FailoverReporter(world.heard, parts.clock, parts.log, RedisUnbilled(redis_client, Partitions(4)))
 
-    async def is_lost(replica: ReplicaId | None, stream: StreamId) -> bool:
-        return False
+    async def nobody(replica: ReplicaId | None, stream: StreamId) -> Holder:
+        return Holder.NOBODY
 
     failover = Failover(parts.pools, parts.log, parts.clock, parts.random, reporter)
-    watching = asyncio.create_task(Watchdog(parts.hub, is_lost, failover, every_s=0.02).run())
+    watching = asyncio.create_task(Watchdog(parts.hub, nobody, failover, every_s=0.02).run())
     (bill,) = await eventually(lambda: world.heard.attempts, "the bill")
     watching.cancel()
     assert (bill.stream, bill.ended, bill.billed, bill.error_code) == (opened.id, "failed", True, "replica_lost")

@@ -162,6 +162,8 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.w = world
+        self.latency_s = 0.0
+        """One way to the shards or back, beside what is drawn."""
         self._heard: dict[str, float] = {}
 
     def unlucky(self) -> bool:
@@ -252,7 +254,7 @@ class Link:
 
     def _delay(self, last: dict[int, float], shard: Shard, most_s: float) -> float:
         now = self.w.loop.now
-        at_s = max(now + self.w.random.uniform(0.0002, most_s), last.get(shard.number, 0.0))
+        at_s = max(now + self.w.network.latency_s + self.w.random.uniform(0.0002, most_s), last.get(shard.number, 0.0))
         last[shard.number] = at_s
         return at_s - now
 

@@ -146,7 +146,7 @@ class GatewayHost(Host):
             unbilled = UnbilledDoor(self.link)
             reporter = FailoverReporter(self.w.events, clock, streams, unbilled)  # type: ignore[arg-type]
             failover = Failover(pools, streams, clock, entropy, reporter)  # type: ignore[arg-type]
-            watchdog = Watchdog(hub, directory.produces, failover)
+            watchdog = Watchdog(hub, directory.holder_of, failover)
             for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):
                 tasks.create_task(work)
             tasks.create_task(LeaseReaper(pools, streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]

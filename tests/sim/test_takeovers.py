@@ -98,6 +98,18 @@ def test_a_dead_replicas_stream_goes_on_elsewhere() -> None:
     assert end.usage is not None and end.usage.output == 120
 
 
+@pytest.mark.parametrize("round_trip_s", (0.12, 0.2, 0.4))
+def test_a_dead_replicas_stream_goes_on_elsewhere_while_redis_is_far_away(round_trip_s: float) -> None:
+    """In another region, or overloaded. Nobody may end the stream while the reapers have not moved it."""
+    stage = Stage()
+    stage.w.network.latency_s = round_trip_s / 2
+    stage.ask(1.0, max_tokens=600)
+    stage.at(5.0, lambda: stage.w.chaos.kill(stage.producer()))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+    assert end.usage is not None and end.usage.output == 600
+
+
 def test_what_was_streamed_is_billed_also_when_it_cannot_go_on() -> None:
     stage = Stage()
     stage.ask(0.3, reasoning_effort="low", max_tokens=100)

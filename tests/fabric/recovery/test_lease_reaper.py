@@ -185,8 +185,9 @@ async def test_a_dead_replica_is_found_though_writes_are_slow(write_s: float) ->
         assert clock.monotonic_us() - began < 60e6
 
 
-@pytest.mark.parametrize("answer_s", (0.4, 0.5, 1.0, 2.0, 4.9))
+@pytest.mark.parametrize("answer_s", (0.1, 0.4, 0.5, 1.0, 2.0, 4.9))
 async def test_a_dead_replica_is_found_though_redis_is_slow(answer_s: float) -> None:
+    """Soon, if a living replica's lease cannot expire in spite of it."""
     clock = VirtualClock()
     fabric = Expired(clock)
     reaper = LeaseReaper(cast(Pools, fabric), cast(StreamLog, fabric), clock, HostRandom())
@@ -196,7 +197,10 @@ async def test_a_dead_replica_is_found_though_redis_is_slow(answer_s: float) -> 
         await reaper._reap("pool")
         clock.pass_s(0.43)
         assert clock.monotonic_us() - began < 60e6
-    assert clock.monotonic_us() - began > 5 * LEASE_TTL_S * 1e6
+    if answer_s <= LEASE_RENEW_S / 2:
+        assert clock.monotonic_us() - began < 5e6
+    else:
+        assert clock.monotonic_us() - began > 5 * LEASE_TTL_S * 1e6
 
 
 @pytest.mark.parametrize("answer_s", (0.4, 1.0, 2.5, 2.9, 3.5, 4.2, 4.9))
