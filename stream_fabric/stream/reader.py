@@ -99,10 +99,12 @@ class Reader:
         if self.need is not Need.LIVE:
             if last > self._seen:
                 self._seen = last
+            if last <= self.seq and epoch == self.epoch and _ends(frames):
+                self._seen = max(self._seen, self.seq + 1)  # a page that was read before the end does not count
             return []
         if epoch == self.epoch and first <= self.seq + 1:
             if last <= self.seq:
-                if is_end(frames):  # of a stream cancelled below what was shown, which a failover had lost
+                if _ends(frames):  # of a stream cancelled below what was shown, which a failover had lost
                     self.need = Need.PAGE
                 return []
             lines = frames.split(b"\n") if last != first else [frames]
@@ -151,8 +153,9 @@ class Reader:
         if page.status != "live" and page.epoch.n == self.epoch:
             if self.seq == page.head == self._start:
                 self.need = Need.NOTHING  # the client began after the terminal
-            else:  # cancelled after a failover had lost the tail: what was shown above the terminal is void
-                steps.append(self._reset(self.epoch, page.head - 1))
+            else:  # cancelled or steered after a failover had lost the tail: what was shown in place of the end is void
+                ends = 2 if page.status == "incomplete" else 1  # a steer ends the choice, too
+                steps.append(self._reset(self.epoch, max(page.head - ends, 0)))
         elif self.seq >= self._seen or page.epoch.n > self.epoch:
             # Ahead of the head: a failover lost the tail, and the producer will send the same bytes again
             self.need = Need.LIVE
@@ -203,6 +206,11 @@ class Reader:
         if epoch > self.epoch:
             self.epoch = epoch
             self._sure = self.seq if self._sure < 0 else min(self.seq, self._sure)
+
+
+def _ends(frames: bytes) -> bool:
+    """Return whether the last of these frames is a terminal."""
+    return is_end(frames[frames.rfind(b"\n") + 1 :])
 
 
 def check_cursor(after: Cursor, epoch: Epoch, head: int, bases: Sequence[tuple[int, int]]) -> None:

@@ -123,7 +123,9 @@ class Watchdog:
             return False
         unwatched = head.status == "live" and not head.watched_by_me
         for sub in idle:
-            if unwatched or head.last != sub.reader.seq or head.epoch.n != sub.reader.epoch:
+            # One that waits for publishes of an ended stream has missed its terminal, also at the same seq
+            is_behind = head.status != "live" or head.last != sub.reader.seq or head.epoch.n != sub.reader.epoch
+            if unwatched or is_behind:
                 sub.reader.recheck()
                 self._hub.catch_up(sub)
         if unwatched and not idle:

@@ -16,7 +16,7 @@ from stream_gw.routing.pool_reader import CONCURRENT_READS_MAX
 
 
 class Holder(IntEnum):
-    """Who has a stream, the best that any pool says."""
+    """Holder of a stream, the best that any pool tells."""
 
     NOBODY = 0
     DEAD = 1

@@ -263,7 +263,8 @@ class WorldEngine(SimEngine):
         super().submit(request, sink)
         made = self._requests.get(request.stream)
         if made is not None:
-            self._host.w.made.setdefault(request.stream, []).append((made.prompt, made.answers))
+            of_stream = self._host.w.made.setdefault(request.stream, [])
+            of_stream.append((self._host.replica, made.prompt, made.answers))
         self._host.w.submitted(self._host, request)
 
 

@@ -153,8 +153,10 @@ def _check_replies(world: World, stream: StreamId, lines: list[bytes], spec: Spe
     repairs = spec.fields.get("repair", 0)
     spoiled = bool(world.faults & {"engine", "dropped answer"})  # a repair that fails leaves the reply before it
     if end.status == "completed" and not spoiled and lossless(world):
-        prompt = sum(prompt.tokens for prompt, _ in world.made[stream])
-        output = sum(answer.tokens_made for _, answers in world.made[stream] for answer in answers)
+        made, last = world.made[stream], world.made[stream][-1]
+        # Nobody took it over: what a replica before the last one made of a stream that did not exist counts nowhere
+        prompt = sum(prompt.tokens for replica, prompt, _ in made if replica == last[0])
+        output = sum(each.tokens_made for replica, _, answers in made if replica == last[0] for each in answers)
         billed = (end.usage.prompt, end.usage.output) if end.usage else (0, 0)
         require(billed == (prompt, output), f"checks: {stream} bills {billed}, its replies took {prompt} and {output}")
     for frame in map(decode, lines):

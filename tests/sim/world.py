@@ -16,7 +16,7 @@ from inference.engines.sim.text import Prompt
 from inference.engines.sim.whole import Part
 from stream_fabric.events import Event
 from stream_fabric.pool.records import EngineRequest
-from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.ids import ReplicaId, StreamId
 from tests.sim import invariants as verdict
 from tests.sim.chaos import DEATHS, EXTRAS, FAULTS, Chaos
 from tests.sim.checks import checker_of, flagged_in, moderator_of
@@ -91,8 +91,8 @@ class World:
         self.clients: list[Client] = []
         self.of: dict[StreamId, Spec] = {}
         """The request of each stream."""
-        self.made: dict[StreamId, list[tuple[Prompt, Sequence[Answer | Part]]]] = {}
-        """Prompts that engines got in each stream's name, with their answers."""
+        self.made: dict[StreamId, list[tuple[ReplicaId, Prompt, Sequence[Answer | Part]]]] = {}
+        """Prompts that replicas' engines got in each stream's name, with their answers."""
         self.counts: dict[str, int] = {}
         """How often each script ran."""
         self.events = Told()

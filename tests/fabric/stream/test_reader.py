@@ -27,6 +27,7 @@ from stream_fabric.stream.log import (
     Page,
     StreamState,
     cancelled_end,
+    cut_frames,
 )
 from stream_fabric.stream.reader import Gap, Need, Reader, Reset, Run, Step, check_cursor
 from tests.fabric.stream.states import LOST, REPLICA, STREAM, TENANT, copied
@@ -275,6 +276,29 @@ def test_a_cancel_below_what_was_shown_sets_the_reader_back() -> None:
     f.page(9)
     f.answer(0)
     assert f.ended and f.shown[-1] == (1, cancelled_end(Usage()))
+
+
+@pytest.mark.parametrize("steered", (False, True))
+def test_a_terminal_below_what_was_shown_counts_while_a_page_is_on_its_way(*, steered: bool) -> None:
+    """The page was read before the cancel, and says that the stream is live."""
+    state = StreamState(Epoch(1, "aa"), TENANT, b"")
+    state.entries, state.last = [Entry(1, 1, 1, b'0"1"')], 1
+    reader = Reader(Cursor(1, 0), "aa")
+    reader.receive_page(entry_page(state, reader.cursor))
+    reader.receive_live(1, 2, 3, b'0"2"\n0"3"')  # then a failover loses both
+    reader.recheck()
+    before = entry_page(state, reader.cursor)
+    ends = cut_frames(Usage(), steered=steered)
+    frames = b"\n".join(ends)
+    assert reader.receive_live(1, 2, 1 + len(ends), frames) == []
+    assert reader.receive_page(before) == []
+    assert reader.need is Need.PAGE
+    state.entries.append(Entry(1, 2, 1 + len(ends), frames))
+    state.last, state.status = 1 + len(ends), "incomplete" if steered else "cancelled"
+    told = reader.receive_page(entry_page(state, reader.cursor))
+    told += reader.receive_page(entry_page(state, reader.cursor))
+    assert reader.need is Need.NOTHING
+    assert told == [Reset(1, 1), Run(1, 2, ends)]
 
 
 def test_a_takeover_that_a_failover_lost_is_told_from_the_one_that_got_its_number() -> None:
