@@ -46,7 +46,7 @@ _USED_MAX = 0.9
 """Share of Redis' memory in use from which the check warns."""
 _CLOCK_S_MAX = 2.0
 """Seconds between the clocks of this host and of Redis from which the check warns."""
-_SAFE_POLICIES = ("noeviction", "volatile-ttl")
+_SAFE_POLICY = "noeviction"
 _UNWRITABLE = {
     "READONLY": "name the primary in STREAM_GW_REDIS_URL, or the sentinels with redis+sentinel://",
     "NOREPLICAS": "bring its replicas back, or CONFIG SET min-replicas-to-write to as many as there are",
@@ -213,16 +213,18 @@ async def _check_memory(report: Report, at: str, primary: Redis, info: dict[str,
     if not policy:
         report.missing(
             f"the maxmemory-policy{at}",
-            f"see to it that it is {' or '.join(_SAFE_POLICIES)}; the user may run neither CONFIG GET nor INFO",
+            f"see to it that it is {_SAFE_POLICY}; the user may run neither CONFIG GET nor INFO",
             found="unknown",
             needed=False,
         )
         return
-    if policy in _SAFE_POLICIES:
+    if policy == _SAFE_POLICY:
         report.ok(f"maxmemory-policy{at}", policy)
     else:
-        remedy = "CONFIG SET maxmemory-policy noeviction: an evicted log is a lost stream"
-        report.missing(f"a safe maxmemory-policy{at}", remedy, found=policy)
+        remedy = "CONFIG SET maxmemory-policy noeviction: Redis at its limit then evicts no log of a running stream"
+        evicted = int(info.get("evicted_keys", 0))
+        found = f"{policy}, {evicted} keys evicted since Redis started" if evicted else policy
+        report.missing(f"a safe maxmemory-policy{at}", remedy, found=found)
     limit = int(config.get("maxmemory") or 0)
     used = int(info.get("used_memory", 0))
     if limit and used > _USED_MAX * limit:
