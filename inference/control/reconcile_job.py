@@ -1,5 +1,7 @@
 """Nightly reconciliation: telemetry compares settled with billed usage, and budgets are raised to what was billed.
 
+It also runs soon after Redis has lost its data, because budgets then begin at zero.
+
 The comparison runs where the bills are; this job asks for it, shows the result, and corrects the accounts' budgets. It
 runs in the leading controller. A comparison may be repeated: it makes the sums by hour those of the bills, and budgets
 are only raised.
@@ -8,8 +10,9 @@ are only raised.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -30,12 +33,15 @@ _LATE_US = 600_000_000
 """Time after its end until an hour is closed: its last bills may be on their way."""
 _TAKEN_US = 300_000_000
 """Time after taking the lead until it runs: the leader before may have ended with usage that disagrees."""
+_MONTH = "%Y-%m"
 _COMPARE_S = 3600.0
 _ANSWER_BYTES_MAX = 8 << 20
 _ERROR_CHARS_MAX = 200
 _PAGE = 1500
 _LOOK_S = 30.0
 _RETRY_S = 600.0
+_WATCHED_TENANTS = 50
+"""Tenants with the most tokens whose counters are compared with what they were raised to."""
 
 
 class BilledMonth(NamedTuple):
@@ -96,11 +102,14 @@ class ReconcileJob:
         self._retry_s = retry_s
         self._done_us = clock.now_us()
         """Moment of the last reconciliation, or of the start."""
+        self._raised: tuple[str, Sequence[BilledMonth]] = ("", ())
+        """Month, and what the counters of some tenants were raised to at least."""
 
     async def run(self) -> None:
         """Run once a night until cancelled, and each hour while usage disagrees: a repair must end the alert.
 
-        Also soon after taking the lead: what the leader before had found is shown by nobody now.
+        Also soon after taking the lead, because what the leader before had found is shown by nobody now, and at once
+        after budgets were lost.
         """
         self._done_us = self._clock.now_us()
         due_us = next_due_us(self._done_us, self._due_us)
@@ -114,6 +123,9 @@ class ReconcileJob:
             elif not led:
                 due_us = min(due_us, now_us + _TAKEN_US)
             led = leads
+            if leads and await self._has_lost_budgets(now_us):
+                log.warning("budgets are lost with Redis' data, raised to what was billed: month=%s", self._raised[0])
+                due_us, self._raised = now_us, ("", ())
             if now_us < due_us:
                 continue
             if not leads:
@@ -149,10 +161,23 @@ class ReconcileJob:
             month, billed = await self.billed_month(until_us)
             for one in billed:
                 await self._accounts.raise_to(one.tenant, f"tenant_month:{month}", one.tokens, one.micro)
+            self._raised = month, heapq.nlargest(_WATCHED_TENANTS, billed, key=lambda one: one.tokens)
         self._metrics.receive_comparison(compared.found, compared.drift_tokens)
         self._done_us = self._clock.now_us()
         self._metrics.receive_reconciliation(self._done_us / 1e6)
         return not compared.found
+
+    async def _has_lost_budgets(self, now_us: int) -> bool:
+        """Whether a counter of this month is below what it was raised to. False while Redis does not answer."""
+        month, raised = self._raised
+        if self._accounts is None or month != datetime.fromtimestamp(now_us / 1e6, UTC).strftime(_MONTH):
+            return False
+        counter = f"tenant_month:{month}"
+        try:
+            found = await asyncio.gather(*(self._accounts.budgets(one.tenant, [counter]) for one in raised))
+        except FabricError:  # the next look asks again
+            return False
+        return any(use[counter].tokens < one.tokens for use, one in zip(found, raised, strict=True))
 
     async def billed_month(self, until_us: int) -> tuple[str, list[BilledMonth]]:
         """Return the month that ends at ``until_us`` or later, as 2026-11, and what was billed in it until then.
@@ -171,7 +196,7 @@ class ReconcileJob:
             rows = msgspec.json.decode(await self._post("/query", body), type=_Rows).rows
             found += [BilledMonth(TenantId(row.tenant), row.tokens, row.price_micro) for row in rows]
             if len(rows) < _PAGE:
-                return begin.strftime("%Y-%m"), found
+                return begin.strftime(_MONTH), found
 
     async def _post(self, path: str, body: object) -> bytes:
         async with (

@@ -121,6 +121,38 @@ async def test_it_runs_each_hour_while_usage_disagrees(telemetry: Telemetry) -> 
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_it_runs_at_once_when_redis_has_lost_the_budgets(
+    telemetry: Telemetry, accounts: RedisAccounts, redis_server: RedisServer
+) -> None:
+    """Else every tenant could use its month's budget once more until the night."""
+    clock, month, tenant = SetClock(), "tenant_month:2026-11", TenantId("t1998")
+    clock.at_us = NIGHT_US - 60_000_000
+    metrics = ControllerMetrics()
+    job = ReconcileJob(telemetry.url, "t", lambda: True, metrics, clock, accounts, look_s=0.01)
+
+    async def is_raised() -> bool:
+        return (await accounts.budgets(tenant, [month]))[month].tokens == 19_980
+
+    task = asyncio.create_task(job.run())
+    try:
+        await asyncio.sleep(0)
+        clock.at_us = NIGHT_US
+        await eventually(is_raised)
+        clock.at_us += HOUR_US
+        redis_server("FLUSHALL")
+        await eventually(is_raised, "the budgets to be raised again")
+        assert len(telemetry.bodies) == 2
+        clock.at_us = int(datetime(2026, 12, 1, tzinfo=UTC).timestamp()) * 1_000_000
+        await eventually(lambda: len(telemetry.bodies) == 3, "the night that was passed over")
+        await eventually(lambda: value(metrics, "usage_reconciled_age_seconds") == 0)
+        clock.at_us += 1_000_000
+        await eventually(lambda: value(metrics, "usage_reconciled_age_seconds") == 1)
+        assert len(telemetry.bodies) == 3, "counters of a month that is over are no loss"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_new_leader_finds_what_the_former_one_had_found(telemetry: Telemetry) -> None:
     """Else a restart ends the alert of usage that disagrees, or the former leader's goes on after the repair."""
     clock, leads = SetClock(), [True, False]
