@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stream_fabric.accounts.records import Record, row_days
+from stream_fabric.errors import FabricError
 from stream_fabric.moderation.moderator import Moderator, open_moderator
 from stream_fabric.ports import Clock, EventSink, Random, Subscribe
 from stream_fabric.process.addresses import url_of
@@ -32,7 +34,7 @@ from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.index import RedisChats, RedisIndex, RedisLinks
 from stream_fabric.redis.pools import RedisPools
-from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.streams import RedisStreamLog, check_partitions, held_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.redis.tenancy.responses import RedisResponses
@@ -69,7 +71,11 @@ if TYPE_CHECKING:
     from stream_gw.privacy.redaction.worker import Redactor
     from stream_gw.tenancy import Tenancy
 
+log = logging.getLogger(__name__)
+
 DEV_TENANT = "dev"
+_PARTITIONS_S = 10.0
+"""Interval at which the number of partitions in Redis is checked."""
 _LAST_WORDS_S = 4.0
 """Time for a reader to take the end that a drain gave it, before its connection is cut: less than the server waits."""
 
@@ -211,6 +217,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         Watchdog(hub, directory.holder_of, Failover(cells, log, clock, random, reporter)).run(),
         edge.sweep(),
         edge.end_recalled_links(),
+        keep_partitions(client, process.partitions.count),
         LeaseReaper(cells, log, clock, random, reporter, metrics.receive_lost_pools).run(),
         reporter.run(),
         LateBills(log, unbilled, reporter, random).run(),
@@ -223,6 +230,22 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         task.cancel()
     gateway.commands.stop_retries()
     await settlements.flush()
+
+
+async def keep_partitions(client: RedisClient, count: int, every_s: float = _PARTITIONS_S) -> None:
+    """Set the number of partitions again when Redis has lost it, until cancelled.
+
+    Commands read it, and a process with another number must not start. A gateway that starts soon after the loss still
+    has to find the number missing, and then waits for the streams to be recreated.
+    """
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            if await held_partitions(client) is None:
+                await asyncio.sleep(every_s)
+            await check_partitions(client, count)
+        except FabricError as error:
+            log.warning("number of partitions not checked, retrying: error=%s", error)
 
 
 def _open_responses(

@@ -1,4 +1,4 @@
-"""Redis goes away for good: every reader hears of it within a minute."""
+"""Redis goes away for good: every reader hears of it within a minute. Or it loses its data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from stream_fabric.limits import FABRIC_AWAY_S_MAX
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.streams import check_partitions, held_partitions
+from stream_gw.main import keep_partitions
 from tests.gateway.processes import on_cluster, running
 from tests.gateway.wire import Exchange, Reply, Tokenstream, chat, events
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
 
 TOLD_S_MAX = 60.0
 
@@ -59,3 +64,27 @@ async def test_every_reader_hears_that_redis_stays_away() -> None:
         assert last.json["error"]["stream_id"] == sse.headers["x-stream-id"]
         assert answer.status == 503 and answer.json["error"]["stream_id"] == answer.headers["x-stream-id"]
         assert not last.id, "it is not the stream's own end"
+
+
+async def test_the_number_of_partitions_is_set_again_when_redis_has_lost_it(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``usage reconcile`` took the platform's Redis for one that was never used, and another number could be set."""
+    client = RedisClient(redis_server.url)
+    await client.start()
+    await check_partitions(client, 4)
+    keeping = asyncio.create_task(keep_partitions(client, 4, every_s=0.05))
+
+    async def is_set() -> bool:
+        held = await held_partitions(client)
+        return held is not None and held.count == 4
+
+    try:
+        redis_server("FLUSHALL")
+        await eventually(is_set, "the number to be set again")
+        redis_server("SET", "sg:{p0}:partitions", 8)
+        await eventually(lambda: "this process is set to 4" in caplog.text, "the log to name the other number")
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await client.close()
