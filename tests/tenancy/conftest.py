@@ -39,12 +39,13 @@ async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncI
         return
     server: str = request.getfixturevalue("postgres_url")
     name = f"test_{os.urandom(6).hex()}"
-    await _administer(server, f"CREATE DATABASE {name}")
+    await administer(server, f"CREATE DATABASE {name}")
     yield f"{server.rpartition('/')[0]}/{name}"
-    await _administer(server, f"DROP DATABASE {name} WITH (FORCE)")
+    await administer(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-async def _administer(url: str, statement: str) -> None:
+async def administer(url: str, statement: str) -> None:
+    """Run a statement on a connection of its own."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(statement)

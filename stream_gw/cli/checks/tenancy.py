@@ -22,6 +22,7 @@ async def check_tenancy(report: Report, settings: DatabaseSettings) -> None:
         async with open_tenancy(settings.database_url, None, HostClock(), HostRandom(), pepper, previous) as tenancy:
             where = tenancy.database.shown
             applied, known = await tenancy.database.schema()
+            takes_writes = await tenancy.database.takes_writes()
             if applied >= known:
                 async with tenancy.read() as session:
                     peppers = await session.keys.peppers()
@@ -31,7 +32,14 @@ async def check_tenancy(report: Report, settings: DatabaseSettings) -> None:
     except DatabaseUnavailable as error:
         report.missing("database of tenants", f"{error}; start it, or correct STREAM_GW_DATABASE_URL")
         return
-    if applied < known:
+    if not takes_writes:
+        remedy = (
+            "name the primary in STREAM_GW_DATABASE_URL, or all hosts: postgresql://user@one:5432,two:5432/name"
+            "?target_session_attrs=read-write; on the primary itself see default_transaction_read_only"
+        )
+        found = "read-only: a standby, or a primary that somebody made so"
+        report.missing(f"writes to database {where}", remedy, found=found)
+    elif applied < known:
         found = f"version {applied}, this release needs {known}"
         is_server = not settings.database_url.startswith("sqlite")  # a file is migrated by its first use
         remedy = "run stream-gw tenants migrate"

@@ -14,8 +14,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import aiosqlite
 import asyncpg
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from stream_fabric.errors import BadRequest
@@ -30,6 +32,8 @@ _ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlit
 """Errors of the drivers; the connection's own reach us as they are."""
 _NO_CHARACTER = "22021"
 """SQLSTATE of PostgreSQL for a text with NUL."""
+_READ_ONLY = "25006"
+"""SQLSTATE of PostgreSQL for a change in a read-only transaction."""
 
 
 class Schema(NamedTuple):
@@ -80,6 +84,14 @@ class Database:
             async with self._engine.connect() as connection:
                 return Schema(await connection.run_sync(schema.applied_version), schema.known_version())
 
+    async def takes_writes(self) -> bool:
+        """Whether changes are possible: the server is no standby, and nobody has made it read-only."""
+        if self._is_file:
+            return True
+        with self._translated():
+            async with self._engine.connect() as connection:
+                return bool(await connection.scalar(text("SELECT current_setting('transaction_read_only') = 'off'")))
+
     async def close(self) -> None:
         await self._engine.dispose()
 
@@ -111,6 +123,8 @@ class Database:
             if getattr(cause, "sqlstate", None) == _NO_CHARACTER:
                 raise BadRequest("a text holds NUL, which the database cannot store; leave it out") from error
             told = reason(cause).splitlines()[0][:200]
+            if isinstance(cause, PoolTimeout):
+                told = f"all {_CONNECTIONS} connections of this process wait for it; look for locks (pg_stat_activity)"
             raise DatabaseUnavailable(f"database {self.shown} does not answer or refuses: {told}") from error
 
 
@@ -119,7 +133,7 @@ def _server_engine(url: str) -> AsyncEngine:
         dsn, context = _tls(url)
         return await asyncpg.connect(dsn, ssl=context, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
 
-    return create_async_engine(
+    engine = create_async_engine(
         "postgresql+asyncpg://",
         async_creator=connect,
         pool_size=_CONNECTIONS,
@@ -127,6 +141,14 @@ def _server_engine(url: str) -> AsyncEngine:
         pool_timeout=_CONNECT_S,
         pool_pre_ping=True,
     )
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def leave_standby(failure: ExceptionContext) -> None:
+        # The server answers pings, but only a new connection follows the name to the primary
+        if getattr(failure.original_exception, "sqlstate", None) == _READ_ONLY:
+            failure.is_disconnect = True
+
+    return engine
 
 
 def _tls(url: str) -> tuple[str, ssl.SSLContext | None]:
