@@ -18,6 +18,8 @@ from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Connection
 from stream_fabric.redis_url import Address, RedisUrl
 
 _RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "MISCONF"}
+_MOVING = "Script attempted to access a non local key"
+"""Begin of the reply to a script that needs a key which has moved already: its slot is on the way to another server."""
 _READONLY_S = 1.0
 """Age from which a connection to a server that takes no writes is replaced."""
 
@@ -231,7 +233,7 @@ class RedisClient:
                         self.topology.moved(slot, redirect)
                 elif error.denied:
                     cause = self._login.refused(str(server), error)
-                elif error.code not in _RETRY:
+                elif not _passes(error):
                     raise
                 elif error.code == "CLUSTERDOWN" and server is not None:
                     self.topology.doubt(server)
@@ -278,9 +280,14 @@ def fabric_error(command: str, error: ReplyError | ConnectionLost, login: Login 
     if error.code == "OOM":
         return FabricFull(f"Redis is at its memory limit (OOM) and refused {command}; retry later, or raise maxmemory")
     text = login.quote(error) if login is not None else str(error)
-    if error.code in _RETRY or error.code in ("MOVED", "ASK"):
+    if _passes(error) or error.code in ("MOVED", "ASK"):
         return FabricUnavailable(f"Redis does not serve {command} now", detail=text)
     return FabricFault(f"Redis refused {command}", detail=text)
+
+
+def _passes(error: ReplyError) -> bool:
+    """Whether the server's state that the reply tells of passes by itself."""
+    return error.code in _RETRY or _MOVING in str(error)
 
 
 def retrieve_error(future: asyncio.Future[Any]) -> None:

@@ -7,6 +7,7 @@ does. The claim is the same in every test: whole, once, in order, and the same b
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -832,6 +833,29 @@ async def test_a_slot_moves_while_its_streams_run(redis_cluster: RedisCluster) -
         for stream in streams:
             await follower.check_whole(stream, 300)
         assert follower.told == []
+
+
+@pytest.mark.chaos
+async def test_a_script_waits_for_a_key_that_moves_ahead_of_its_slot(redis_cluster: RedisCluster) -> None:
+    """Scripts make the names of most keys themselves, so that Redis redirects by the first one alone."""
+    tag = f"moving-{os.urandom(4).hex()}"
+    slot, source = slot_of(tag), f"return redis.call('GET', '{{{tag}}}:b')"
+    client = RedisClient(redis_cluster.url)
+    await client.start()
+    try:
+        for name in ("a", "b"):
+            await client.execute(slot, "SET", f"{{{tag}}}:{name}", name)
+        move = await asyncio.to_thread(redis_cluster.move_slot, slot)
+        await asyncio.to_thread(move.migrate, [f"{{{tag}}}:b".encode()])
+        sha = hashlib.sha1(source.encode()).hexdigest()
+        reading = asyncio.create_task(client.run_script(slot, "read", sha, source, [1, f"{{{tag}}}:a"]))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(reading)
+        await asyncio.to_thread(move.finish)
+        assert await reading == b"b"
+    finally:
+        await client.close()
 
 
 @pytest.mark.chaos
