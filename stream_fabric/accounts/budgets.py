@@ -95,8 +95,15 @@ class Crossed(NamedTuple):
     what: Crossing
 
 
+RESERVATION_LOST = -1
+"""Grant of a stream whose reservation the account does not know, because Redis has lost it."""
+
+
 class Extended(NamedTuple):
-    """Reply to a stream that asked for more output tokens. ``granted``: in total; it may output no more than that."""
+    """Reply to a stream that asked for more output tokens. ``granted``: in total; it may output no more than that.
+
+    ``RESERVATION_LOST``: the account can hold the stream to nothing.
+    """
 
     granted: int
     crossed: tuple[Crossed, ...] = ()
@@ -180,7 +187,7 @@ class BudgetState:
         """
         grant = self._grants.get(stream)
         if grant is None:
-            return Extended(0)
+            return Extended(RESERVATION_LOST)
         wanted, prompt = max(output, grant.output), prompt or grant.prompt
         fits, binding = wanted, None
         for claim in grant.claims:

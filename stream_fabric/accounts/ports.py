@@ -37,7 +37,7 @@ class Accounts(Protocol):
         """Grant a running stream up to ``output_tokens`` output tokens in total, as far as its budgets have room.
 
         ``prompt_tokens``: tokens of its prompt as the engine counted them; 0: as reserved. Figures are totals, so the
-        call may be repeated.
+        call may be repeated. ``RESERVATION_LOST`` is granted where the account knows no reservation of the stream.
         """
 
     async def reprice(self, tenant: TenantId, stream: StreamId, prices: Prices) -> None:

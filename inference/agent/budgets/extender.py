@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from inference.agent.budgets.allowance import Allowance
+from inference.agent.budgets.allowance import NO_BUDGET, Allowance
 from inference.agent.running import RunningStream
-from stream_fabric.accounts.budgets import Crossed, reserved_prompt
+from stream_fabric.accounts.budgets import RESERVATION_LOST, Crossed, reserved_prompt
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import FabricError
 from stream_fabric.process.budget_events import BudgetEvents
@@ -47,6 +47,10 @@ class BudgetExtender:
             except FabricError as error:
                 log.warning("extension of a budget's grant failed, retrying: stream=%s error=%s", stream.name, error)
                 await asyncio.sleep(_RETRY_S)
+        if granted == RESERVATION_LOST:
+            # The counters are lost with it: to end the stream here would cut an answer and protect no budget
+            log.warning("reservation of a stream's budgets is lost, it goes on without: stream=%s", stream.name)
+            granted = NO_BUDGET
         for each in crossed:
             self._events.report(tenant, each, stream.work.request.model)
         stream.receive_grant(question, granted)

@@ -1,11 +1,11 @@
 -- Grant a running stream more output tokens. KEYS: the prefix's 'held'.
 -- ARGV: stream, output tokens it wants in total, tokens of its prompt (0: as reserved).
 -- Returns {granted in total, …}: then each budget that has crossed a mark for the first time, and the mark.
+--   {-1}: the account knows no reservation of the stream, because Redis has lost it.
 local id = ARGV[1]
 local record = redis.call('HGET', KEYS[1], id)
-if not record then return {0} end
-local parts, old, at = held_parts(record)
-if not old then return {0} end
+local parts, old, at = held_parts(record or '')
+if not old then return {-1} end
 local prompt, crossed = tonumber(ARGV[3]), {}
 if prompt == 0 then prompt = old.prompt end
 read_counters(old.claims)
