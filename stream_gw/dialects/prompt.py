@@ -7,6 +7,7 @@ a string or as a part. Engines build the same prompt of them, so their KV cache 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -95,15 +96,21 @@ def in_turns(messages: list[Json]) -> list[Json]:
     A later system message becomes a reminder in the user's turn. Many chat templates refuse it, or leave it out.
     """
     made: list[Json] = []
+    contents: list[list[Any]] = []
+    """Contents of each message in ``made``, joined at the end: pair by pair, the first ones would be copied anew."""
     for message in messages:
         role, content = message["role"], message["content"]
-        if role == "system" and any(each["role"] != "system" for each in made):
+        if role == "system" and made and made[-1]["role"] != "system":
             role, content = "user", _reminder_of(content)
         if made and role in ("system", "user") and made[-1]["role"] == role:
-            made[-1] = {"role": role, "content": _one_content(made[-1]["content"], content)}
+            contents[-1].append(content)
         else:
             made.append({**message, "role": role, "content": content})
-    return made
+            contents.append([content])
+    return [
+        message if len(parts) == 1 else {"role": message["role"], "content": _one_content(parts)}
+        for message, parts in zip(made, contents, strict=True)
+    ]
 
 
 def reminder(text: str) -> str:
@@ -117,16 +124,20 @@ def _reminder_of(content: Any) -> Any:
     return [part | {"text": reminder(part["text"])} if part["type"] == "text" else part for part in content]
 
 
-def _one_content(first: Any, second: Any) -> Any:
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(filter(None, (first, second)))
-    return [*_parts(first), *_parts(second)]
+def _one_content(contents: list[Any]) -> Any:
+    """Return the content of a message that stands for several. The texts before the first list are one text."""
+    texts = list(takewhile(lambda content: isinstance(content, str), contents))
+    text = "\n\n".join(filter(None, texts))
+    if len(texts) == len(contents):
+        return text
+    return [part for content in (text, *contents[len(texts) :]) for part in _parts(content)]
 
 
 def _parts(content: Any) -> list[Json]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
-    return list(content)
+    parts: list[Json] = content
+    return parts
 
 
 def check_prompts(prompt: str | list[Any], n: int) -> int:

@@ -191,3 +191,23 @@ def test_a_later_system_message_is_a_reminder_of_the_users_turn() -> None:
         {"role": "user", "content": "hi\n\n<system-reminder>\nBe brief.\n</system-reminder>"},
         {"role": "assistant", "content": "a"},
     ]
+
+
+def test_many_messages_of_one_turn_are_joined_in_linear_time() -> None:
+    """8 MiB of the user's messages took 2.4 s of a thread, which copied the first ones for each further one."""
+
+    def process_time_s(content: Any) -> float:
+        said = [{"role": "user", "content": content}] * 8000
+        begun = time.process_time()
+        (made,) = in_turns(said)
+        assert len(made["content"]) >= 8000
+        return time.process_time() - begun
+
+    assert process_time_s("x" * 950) < 0.5
+    assert process_time_s([TEXT_PART] * 8) < 0.5
+
+
+def test_texts_before_a_list_are_one_part() -> None:
+    said = [{"role": "user", "content": content} for content in ("a", "", "b", [IMAGE_PART], "c", "", "d")]
+    text = {"type": "text", "text": "a\n\nb"}
+    assert in_turns(said) == [{"role": "user", "content": [text, IMAGE_PART, TEXT_PART, {"type": "text", "text": "d"}]}]
