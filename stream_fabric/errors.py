@@ -30,7 +30,7 @@
     │   └── TooManyPendingInputs     inputs of the stream wait to be applied
     ├── HeadersTooLarge 431
     ├── Draining 503 / 1012          this process is shutting down; retriable
-    ├── GatewayFull 503 / 1013       this gateway is reading as many bytes of bodies as it may; retriable
+    ├── GatewayFull 503 / 1013       this gateway holds as many bytes of bodies or of answers as it may; retriable
     ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
     │   ├── PoolFull                 the pool's queue is full
     │   ├── PoolBusy                 the backlog ahead of the request's tier is too long

@@ -42,6 +42,9 @@ STREAMS_PER_SOCKET_MAX: Final = 128  # over: error too_many on that channel
 SUBSCRIBERS_PER_STREAM_MAX: Final = 64  # readers of one stream on one gateway; over: 429
 STREAMS_PER_GATEWAY_MAX: Final = 50_000  # over: 429, retriable
 OUTBOX_BYTES_MAX: Final = 64 << 10  # unsent bytes; over: only the cursor is kept, the log refills it
+UNSENT_COUNTED_BYTES: Final = 128 << 10  # unsent bytes of one connection from which on they count for these limits:
+TENANT_UNSENT_BYTES_MAX: Final = 64 << 20  # of one tenant at one gateway; over: 429, and further connections are cut
+UNSENT_BYTES_MAX: Final = 256 << 20  # of all tenants; over: 503, and further connections are cut
 OUTBOX_BYTES_LOW: Final = 16 << 10  # unsent bytes at which a connection counts as drained
 STALL_S_MAX: Final = 30.0  # time in which a connection accepts too little; over: close 4408, the client resumes
 STALL_BYTES_MIN: Final = 4 << 10  # bytes that a slow reader must accept within STALL_S_MAX
@@ -261,7 +264,8 @@ assert BODY_BYTES_MAX * 8 <= TENANT_BODIES_BYTES_MAX < BODIES_BYTES_MAX, "one te
 assert EXPIRY_EVERY_S * 2 < LIVE_TTL_S
 assert INPUTS_PENDING_MAX < INPUTS_MAX and INPUT_BYTES_MAX < INPUTS_BYTES_MAX
 assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
-assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX
+assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX < UNSENT_COUNTED_BYTES
+assert TENANT_UNSENT_BYTES_MAX * 4 <= UNSENT_BYTES_MAX, "one tenant must not fill a gateway"
 assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"

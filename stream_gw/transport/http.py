@@ -13,10 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError, Unsupported
 from stream_fabric.json_bounds import check_depth
-from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX, JSON_CONTAINERS_MAX
+from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX, JSON_CONTAINERS_MAX, UNSENT_COUNTED_BYTES
 from stream_fabric.ports import Clock, Random
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId, TenantId
+from stream_gw.auth import Principal
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.responses import errors as responses_errors
@@ -70,6 +71,16 @@ class Request:
     def status_of(self, error: StreamGwError) -> int:
         """Return the status with which the caller gets the error."""
         return anthropic_errors.http_status(error) if self.is_anthropic else error.http_status
+
+    def from_caller(self, who: Principal) -> Principal:
+        """Return the caller; what the connection holds unsent counts for its tenant from now on."""
+        self._connection.tenant = who.tenant
+        return who
+
+    @property
+    def _connection(self) -> EdgeHttp:
+        connection: EdgeHttp = self.scope["state"][CONNECTION]
+        return connection
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -141,7 +152,12 @@ class Request:
     async def answer(
         self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False
     ) -> None:
-        """Send a complete response. ``close``: the connection ends after the response."""
+        """Send a complete response. ``close``: the connection ends after the response.
+
+        Raises TooMany or GatewayFull, before anything is sent, for a large one that the connection may not hold.
+        """
+        if len(body) > UNSENT_COUNTED_BYTES:
+            self._connection.check_room()
         all_headers = [*self.id_headers(), *(headers or [])]
         if status not in (204, 304):
             all_headers.append((b"content-length", str(len(body)).encode()))
@@ -150,8 +166,7 @@ class Request:
         if self.scope["method"] != "HEAD":  # else no body follows
             self.scope["state"][RESPONSE].join_head()
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
-        connection: EdgeHttp = self.scope["state"][CONNECTION]
-        connection.answer_begun()
+        self._connection.answer_begun()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def forget(self) -> None:

@@ -68,7 +68,7 @@ class ServiceRoutes:
         self._image_models = {name.strip() for name in gateway.parts.settings.image_models.split(",")}
 
     def _authenticate(self, request: Request) -> Principal:
-        return self._gateway.authenticate(bearer(request.scope["headers"]))
+        return request.from_caller(self._gateway.authenticate(bearer(request.scope["headers"])))
 
     async def models(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)

@@ -85,7 +85,7 @@ class StreamRoutes:
 
     def authenticate(self, request: Request) -> Principal:
         """Return the caller. Raises Unauthenticated."""
-        return self._gateway.authenticate(bearer(request.scope["headers"]))
+        return request.from_caller(self._gateway.authenticate(bearer(request.scope["headers"])))
 
     def reader(self, request: Request) -> Principal:
         """Return the caller that reads a stream.
@@ -95,10 +95,10 @@ class StreamRoutes:
         headers = request.headers
         token = cookie_of(request.scope["headers"])
         if token is None or b"authorization" in headers or b"x-api-key" in headers:
-            return self._gateway.authenticate_reader(bearer(request.scope["headers"]))
+            return request.from_caller(self._gateway.authenticate_reader(bearer(request.scope["headers"])))
         if headers.get(b"sec-fetch-site") == b"cross-site":
             raise Unauthenticated("the cookie is not accepted from a page of another site")
-        return self._gateway.authenticate_cookie(token)
+        return request.from_caller(self._gateway.authenticate_cookie(token))
 
     def forget(self, subscription: Subscription) -> None:
         """Forget the caller of a response that has ended."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from stream_fabric.errors import StreamGwError
 from stream_fabric.limits import HEADER_BYTES_MAX, WS_MESSAGE_BYTES_MAX
-from stream_fabric.process.host import HostClock
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.stream.ids import TenantId
+from stream_gw.auth import Principal
 from stream_gw.client import GatewayError, StreamGateway
+from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport import stall
 from stream_gw.transport.connection import CONNECTION, EdgeHttp, EdgeServer, EdgeWebSocket, make_server
+from stream_gw.transport.connection.unsent import UnsentBytes
+from stream_gw.transport.http import Request
 from tests.gateway.processes import Running
 from tests.gateway.wire import Exchange, Gate, chat, refusal
 from tests.support.waiting import eventually
@@ -373,6 +379,59 @@ async def test_a_peer_that_takes_little_is_not_cut(monkeypatch: pytest.MonkeyPat
         while taken < 8 * MIB:
             taken += len(await exchange.bytes(256 << 10))
             await asyncio.sleep(0.1)
+
+
+async def answering(scope: Any, receive: Any, send: Any) -> None:
+    """Answer the tenant of the path with 8 MiB, as handlers do or, below ``/stream``, as a stream does."""
+    request = Request(scope, receive, send, HostClock(), HostRandom(), BodyBytes())
+    tenant, _, way = scope["path"][1:].partition("/")
+    request.from_caller(Principal(TenantId(tenant), frozenset()))
+    if way == "stream":
+        await large(scope, receive, send)
+        return
+    try:
+        await request.answer(200, b"x" * (8 * MIB))
+    except StreamGwError as error:
+        await request.refuse(error)
+
+
+async def test_a_tenant_whose_clients_do_not_read_gets_no_further_large_answers() -> None:
+    """80 connections that read nothing of 7 MiB took 640 MB of a gateway, and more took more."""
+    async with serving(answering) as server, AsyncExitStack() as stack:
+        server.config.unsent = unsent = UnsentBytes(40 * MIB, 10 * MIB)  # type: ignore[attr-defined]
+        gate = gate_of(server)
+
+        async def ask(path: str) -> Exchange:
+            exchange = await stack.enter_async_context(gate.connection(4096))
+            await exchange.send(b"GET %b HTTP/1.1\r\n\r\n" % path.encode())
+            return exchange
+
+        unread = [await ask("/a"), await ask("/a/stream")]
+        await eventually(lambda: unsent.total > 12 * MIB, "two answers that wait")
+        refusal(await (await ask("/a")).answer(), 429, "too_many")
+        cut = await ask("/a/stream")
+        assert len(await cut.closed()) < 8 * MIB
+        assert (await (await ask("/b")).answer()).status == 200, "another tenant is served"
+        for exchange in unread:
+            assert (await exchange.answer()).status == 200, "what waits is not cut"
+        await eventually(lambda: unsent.total == 0, "nothing to be counted any more")
+        assert (await (await ask("/a")).answer()).status == 200
+        gone = await ask("/a")
+        await eventually(lambda: unsent.total > 0, "an answer that waits")
+        gone.abort()
+        await eventually(lambda: unsent.total == 0, "nothing to be counted for a client that has gone")
+
+
+async def test_no_tenants_fill_a_gateway_together() -> None:
+    async with serving(answering) as server, AsyncExitStack() as stack:
+        server.config.unsent = unsent = UnsentBytes(20 * MIB, 10 * MIB)  # type: ignore[attr-defined]
+        for tenant in (b"a", b"b", b"c"):
+            exchange = await stack.enter_async_context(gate_of(server).connection(4096))
+            await exchange.send(b"GET /%b HTTP/1.1\r\n\r\n" % tenant)
+        await eventually(lambda: unsent.total > 20 * MIB, "three answers that wait")
+        exchange = await stack.enter_async_context(gate_of(server).connection())
+        await exchange.send(b"GET /d HTTP/1.1\r\n\r\n")
+        refusal(await exchange.answer(), 503, "gateway_full")
 
 
 async def test_an_idle_connection_is_closed_in_time_whatever_trickles_in() -> None:

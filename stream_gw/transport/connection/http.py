@@ -21,6 +21,7 @@ from stream_fabric.limits import (
     UNREAD_BYTES_MAX,
     URL_BYTES_MAX,
 )
+from stream_fabric.stream.ids import TenantId
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
 from stream_gw.transport.connection.response import Flow, PlainWriter, ResponseWriter
@@ -35,12 +36,14 @@ class EdgeHttp(Connection, HttpToolsProtocol):
     # uvicorn's class fills a dict of 28 entries; from the 31st on Python gives each object a table of its own (1.5 KB)
     __slots__ = (
         "_again", "_discarded", "_head_began", "_head_bytes", "_head_timer", "_header_bytes", "_in_head", "_parsed",
-        "_piece", "_refused", "_silent_bytes", "_too_large",
+        "_piece", "_refused", "_silent_bytes", "_too_large", "tenant",
     )  # fmt: skip
     slice_bytes = 4096
     flow: Flow
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.tenant: TenantId | None = None
+        """Tenant of the last request that was authenticated."""
         self._in_head = self._head_began = self._too_large = False
         self.url = b""
         self.headers = []
@@ -72,6 +75,10 @@ class EdgeHttp(Connection, HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None  # an open stream need not keep it
+
+    @property
+    def owner(self) -> TenantId | None:
+        return self.tenant
 
     def _input_waits(self) -> bool:
         return bool(self.pipeline)
@@ -286,6 +293,7 @@ class EdgeHttp(Connection, HttpToolsProtocol):
             self.transport.set_protocol(self)
             self.send_400_response("This is not a WebSocket's handshake, or a line of it is too long.")
             return
+        self.release_unsent()
         # The parser and its protocol hold each other: an open socket need not keep them
         self.parser = self.scope = self.headers = self.cycle = self.flow.connection = None  # type: ignore[assignment]
 

@@ -16,6 +16,7 @@ from stream_fabric.ports import Clock
 from stream_fabric.system_errors import reason
 from stream_gw.transport.connection.http import EdgeHttp
 from stream_gw.transport.connection.turns import Config
+from stream_gw.transport.connection.unsent import UnsentBytes
 from stream_gw.transport.connection.websocket import EdgeWebSocket
 
 _SWEEP_S = 5.0
@@ -91,5 +92,5 @@ def make_server(app: Any, clock: Clock, host: str, port: int) -> EdgeServer:
         ws_ping_timeout=WS_PROTOCOL_PING_S,
         ws_per_message_deflate=False,
     )
-    config.clock = clock
+    config.clock, config.unsent = clock, UnsentBytes()
     return EdgeServer(config)

@@ -9,7 +9,11 @@ from typing import ClassVar, Protocol, cast
 
 import uvicorn
 
+from stream_fabric.errors import StreamGwError
+from stream_fabric.limits import UNSENT_COUNTED_BYTES
 from stream_fabric.ports import Clock
+from stream_fabric.stream.ids import TenantId
+from stream_gw.transport.connection.unsent import UnsentBytes
 from stream_gw.transport.stall import StallTimer
 
 CONNECTION = "stream_gw.connection"
@@ -34,6 +38,10 @@ class ConnectionListener(Protocol):
 class SocketListener(ConnectionListener, Protocol):
     """Takes a WebSocket's events."""
 
+    @property
+    def tenant(self) -> TenantId | None:
+        """Tenant of the caller; None: it is not authenticated yet."""
+
     def message_grew(self, size: int) -> None:
         """``size`` bytes of the message that is arriving are held; 0: none is incomplete."""
 
@@ -45,6 +53,8 @@ class Config(uvicorn.Config):
     """uvicorn's configuration with what its connections share: a clock, and whether the server drains."""
 
     clock: Clock
+    unsent: UnsentBytes
+    """Bytes that the connections hold because their peers do not read."""
     draining: bool = False
 
 
@@ -54,7 +64,7 @@ class Connection(asyncio.Protocol, ABC):
     A read of 256 KiB can hold 13,000 requests or 43,000 frames, which would hold the loop for most of a second.
     """
 
-    __slots__ = ("_goes_on", "_held", "_stall", "listener")
+    __slots__ = ("_goes_on", "_held", "_stall", "_unsent", "listener")
 
     slice_bytes: ClassVar[int]
     """Input that is parsed in one piece: as many of the smallest requests or frames take about 5 ms."""
@@ -66,6 +76,8 @@ class Connection(asyncio.Protocol, ABC):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.listener = self._stall = None
+        self._unsent: tuple[TenantId, int] | None = None
+        """Bytes that are counted as unsent, and whose they are; None: none are."""
         self._held = b""
         """Input that is not parsed yet. No more is read while there is some."""
         self._goes_on = False
@@ -127,11 +139,44 @@ class Connection(asyncio.Protocol, ABC):
     def _read_on(self) -> None:
         """Read more, as nothing is held."""
 
+    @property
+    @abstractmethod
+    def owner(self) -> TenantId | None:
+        """Tenant for whom the connection holds what is unsent; None: it is not counted."""
+
+    def check_room(self) -> None:
+        """Check that the connection may hold another large answer. Raises TooMany or GatewayFull."""
+        if self.owner is not None:
+            cast(Config, self.config).unsent.check_room(self.owner)
+
+    def count_unsent(self) -> None:
+        """Count what the peer has not taken yet, if it is large. Cut the peer of a tenant that has too much of it."""
+        size = self.transport.get_write_buffer_size()
+        self._count(size if size > UNSENT_COUNTED_BYTES else 0)
+
+    def _count(self, size: int) -> None:
+        owner, counted = self._unsent or (self.owner, 0)
+        if owner is None or size == counted:
+            return
+        unsent = cast(Config, self.config).unsent
+        if not counted:
+            try:
+                unsent.check_room(owner)
+            except StreamGwError:
+                self.loop.call_soon(self.transport.abort)  # not within the write
+        unsent.add(owner, size - counted)
+        self._unsent = (owner, size) if size else None
+
+    def release_unsent(self) -> None:
+        """Count nothing of this connection any more."""
+        self._count(0)
+
     def sweep(self, now: float) -> None:
         """Cut a connection that does not take what it was sent, unless a listener does that.
 
         Without a listener, a closed connection would stay until its last byte is taken.
         """
+        self.count_unsent()
         if self.listener is not None and not self.transport.is_closing():
             self._stall = None  # it ran for an earlier answer
             return
@@ -147,14 +192,18 @@ class Connection(asyncio.Protocol, ABC):
         super().pause_writing()
         if self.listener is not None:
             self.listener.connection_paused()
+        self.count_unsent()
+        self.loop.call_soon(self.count_unsent)  # with what this loop turn still writes
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.listener is not None:
             self.listener.connection_resumed()
+        self.count_unsent()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.release_unsent()
         listener, self.listener = self.listener, None
         if listener is not None:
             listener.connection_lost()

@@ -8,6 +8,7 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from stream_fabric.limits import LINGER_IDLE_S_MAX, LINGER_S_MAX, OUTBOX_BYTES_LOW, OUTBOX_BYTES_MAX
+from stream_fabric.stream.ids import TenantId
 from stream_gw.transport.connection.turns import CONNECTION, Connection, SocketListener
 from stream_gw.transport.connection.waiting import Event, Messages
 
@@ -120,6 +121,10 @@ class EdgeWebSocket(Connection, WebSocketsSansIOProtocol):
 
     def _read_on(self) -> None:
         self.transport.resume_reading()
+
+    @property
+    def owner(self) -> TenantId | None:
+        return None if self.listener is None else self.listener.tenant
 
     def _input_waits(self) -> bool:
         return self.read_paused

@@ -12,6 +12,7 @@ from starlette.types import Send
 from stream_fabric.errors import Draining, StreamGwError, TooMany, Unauthenticated
 from stream_fabric.events import ReadEnd
 from stream_fabric.limits import STALL_S_MAX, WS_AUTH_BYTES_MAX, WS_AUTH_S_MAX, WS_REPLIES_BYTES_MAX
+from stream_fabric.stream.ids import TenantId
 from stream_gw.auth import Principal
 from stream_gw.dialects.errors import error_body
 from stream_gw.streams.body_bytes import BodyBytes
@@ -159,6 +160,10 @@ class EdgeSocket(ABC):
         """Count one malformed message. False: the client has used up its allowance."""
         self._bad_messages += 1
         return self._bad_messages < _BAD_MESSAGES_MAX
+
+    @property
+    def tenant(self) -> TenantId | None:
+        return None if self.principal is None else self.principal.tenant
 
     # --- SocketListener ------------------------------------------------------------------------------------
 

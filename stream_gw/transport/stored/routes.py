@@ -50,7 +50,7 @@ class StoredRoutes:
 
         Raises Unauthenticated, Forbidden, NoStore or RateLimited.
         """
-        who = self._gateway.authenticate(bearer(request.scope["headers"]))
+        who = request.from_caller(self._gateway.authenticate(bearer(request.scope["headers"])))
         who.require(scope)
         store = self._gateway.parts.responses
         if store is None:

@@ -95,7 +95,7 @@ class UiRoutes:
     # --- the request ---------------------------------------------------------------------------------------
 
     def _authenticate(self, request: Request) -> Principal:
-        return self._gateway.authenticate(bearer(request.scope["headers"]))
+        return request.from_caller(self._gateway.authenticate(bearer(request.scope["headers"])))
 
     @staticmethod
     def _chat_id(request: Request) -> str:
