@@ -55,7 +55,7 @@ class LateChecker:
     def on_result(self, result: str) -> None:
         self.results.append(result)
 
-    async def check(self, schema: bytes, reply: str) -> Check:
+    async def check(self, schema: bytes, reply: str, tenant: str) -> Check:
         await asyncio.sleep(self._apart.choice((0.0, 0.05, 1.0)) * self._apart.random())
         dice = zlib.crc32(reply.encode()) % 10
         if dice == 0:

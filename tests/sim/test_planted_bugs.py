@@ -507,7 +507,11 @@ def say_what_is_cut(self: Any) -> None:
 
 async def accept_any(self: RepairedSink, reply: Any, text: str) -> None:
     """Takes the first reply, whatever its check says."""
-    self._release(reply, await self._checker.check(self._schema, text), ("completed", None, self._total(reply)))
+    self._release(
+        reply,
+        await self._checker.check(self._schema, text, self._stream.work.tenant),
+        ("completed", None, self._total(reply)),
+    )
 
 
 HUB, RUNNING, LOG, TAKEOVER = (

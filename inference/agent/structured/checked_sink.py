@@ -136,7 +136,7 @@ class CheckedSink:
         self._finish()
 
     async def _check(self, frame: ChoiceEnd, reply: str) -> None:
-        check = await self._checker.check(self._schema, reply)
+        check = await self._checker.check(self._schema, reply, self._stream.work.tenant)
         self._checking -= 1
         self._checker.on_result(check.result)
         self._mismatch = self._mismatch or check.result == "invalid"
@@ -254,7 +254,7 @@ class RepairedSink:
     # --- the check -----------------------------------------------------------------------------------------
 
     async def _check(self, reply: _Reply, text: str) -> None:
-        check = await self._checker.check(self._schema, text)
+        check = await self._checker.check(self._schema, text, self._stream.work.tenant)
         if self._stream.closed or self._dropped:
             return
         check = msgspec.structs.replace(check, repairs=self._repairs)

@@ -31,12 +31,23 @@ class Checker(Protocol):
 
     on_result: OnChecked
 
-    async def check(self, schema: bytes, reply: str) -> Check:
+    async def check(self, schema: bytes, reply: str, tenant: str) -> Check:
         """Return whether the reply fits the schema. Never fails: what cannot be checked is ``unchecked``."""
 
 
+class _Asker:
+    """A tenant whose replies wait or are being checked."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.replies = 0
+
+
 class ReplyChecker:
-    """Asks one child process, one question at a time. It starts with the first question and again after a failure."""
+    """Asks one child process, one question at a time. It starts with the first question and again after a failure.
+
+    Tenants take turns: the slow schemas of one hold up a reply of another for one check at most.
+    """
 
     def __init__(self, on_result: OnChecked) -> None:
         self.on_result = on_result
@@ -44,30 +55,33 @@ class ReplyChecker:
         self._killed: asyncio.subprocess.Process | None = None
         """A child that was killed and may not have ended yet."""
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._askers: dict[str, _Asker] = {}
         self._too_slow: OrderedDict[bytes, None] = OrderedDict()
         """Digests of the schemas whose check took too long."""
 
-    async def check(self, schema: bytes, reply: str) -> Check:
+    async def check(self, schema: bytes, reply: str, tenant: str) -> Check:
         if len(schema) > SCHEMA_BYTES_MAX:
             return Check("unchecked", reason=f"the schema has {len(schema)} bytes; the limit is {SCHEMA_BYTES_MAX}")
         digest = hashlib.blake2b(schema, digest_size=16).digest()
         if digest in self._too_slow:
             return _too_slow()
-        if self._waiting >= CHECKS_WAITING_MAX:
+        asker = self._askers.setdefault(tenant, _Asker())
+        if asker.replies >= CHECKS_WAITING_MAX:
             return Check("unchecked", reason=f"{CHECKS_WAITING_MAX} replies wait for their check already")
-        self._waiting += 1
+        asker.replies += 1
         try:
-            async with asyncio.timeout(CHECK_WAIT_S_MAX):
-                await self._turn.acquire()
-        except TimeoutError:
-            return Check("unchecked", reason=f"it waited {CHECK_WAIT_S_MAX:g} s for its check")
+            async with contextlib.AsyncExitStack() as turns:
+                try:
+                    async with asyncio.timeout(CHECK_WAIT_S_MAX):
+                        await turns.enter_async_context(asker.turn)
+                        await turns.enter_async_context(self._turn)
+                except TimeoutError:
+                    return Check("unchecked", reason=f"it waited {CHECK_WAIT_S_MAX:g} s for its check")
+                return await self._ask(schema, digest, reply.encode("utf-8", "replace"))
         finally:
-            self._waiting -= 1
-        try:
-            return await self._ask(schema, digest, reply.encode("utf-8", "replace"))
-        finally:
-            self._turn.release()
+            asker.replies -= 1
+            if not asker.replies:
+                del self._askers[tenant]
 
     async def _ask(self, schema: bytes, digest: bytes, reply: bytes) -> Check:
         """Ask the child. A child that fails, or whose caller leaves, is killed: its answer would come to the next."""

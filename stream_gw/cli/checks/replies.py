@@ -15,7 +15,10 @@ async def check_structured(report: Report) -> None:
     from inference.agent.structured.checker import open_checker
 
     async with open_checker(lambda result: None) as checker:
-        fits, misfits = await checker.check(_SCHEMA, '{"n":1}'), await checker.check(_SCHEMA, '{"n":"1"}')
+        fits, misfits = (
+            await checker.check(_SCHEMA, '{"n":1}', "doctor"),
+            await checker.check(_SCHEMA, '{"n":"1"}', "doctor"),
+        )
     if (fits.result, misfits.result) == ("valid", "invalid"):
         report.ok("checks of structured replies against their schema")
     else:

@@ -52,7 +52,7 @@ class InProcess:
     def on_result(self, result: str) -> None:
         self.results.append(result)
 
-    async def check(self, schema: bytes, reply: str) -> Check:
+    async def check(self, schema: bytes, reply: str, tenant: str) -> Check:
         await self.gate.wait()
         return self._replies.check(schema, reply.encode())
 

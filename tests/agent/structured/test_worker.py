@@ -106,14 +106,14 @@ async def test_the_child_checks_and_its_failure_costs_no_other_reply() -> None:
     results: list[str] = []
     schema = json.dumps(PERSON).encode()
     async with open_checker(results.append) as checker:
-        assert (await checker.check(schema, '{"name":"é"}')).result == "valid"
+        assert (await checker.check(schema, '{"name":"é"}', "t")).result == "valid"
         big = json.dumps({"name": "x" * (4 << 20)})
-        assert (await checker.check(schema, big)).result == "valid", "larger than a pipe holds"
+        assert (await checker.check(schema, big, "t")).result == "valid", "larger than a pipe holds"
         child = checker._child
         assert child is not None
         child.kill()
         await child.wait()
-        found = await checker.check(schema, "{}")
+        found = await checker.check(schema, "{}", "t")
         assert found.result == "invalid", "it is started again"
         assert checker._child is not None and checker._child.pid != child.pid
         pid = checker._child.pid
@@ -126,34 +126,51 @@ async def test_a_schema_that_takes_too_long_is_cut_and_not_tried_again() -> None
     loop = asyncio.get_running_loop()
     slow = doubling(60)
     async with open_checker(lambda result: None) as checker:
-        assert (await checker.check(b"true", "1")).result == "valid"
+        assert (await checker.check(b"true", "1", "t")).result == "valid"
         began = loop.time()
-        first, other = await asyncio.gather(checker.check(slow, "5"), checker.check(b'{"type":"integer"}', "5"))
+        first, other = await asyncio.gather(
+            checker.check(slow, "5", "t"), checker.check(b'{"type":"integer"}', "5", "t")
+        )
         assert first.result == "unchecked" and f"longer than {CHECK_S_MAX:g} s" in first.reason
         assert other.result == "valid", "the next reply gets a new process"
         assert loop.time() - began < CHECK_S_MAX + 10
         began = loop.time()
-        assert (await checker.check(slow, "6")).result == "unchecked"
+        assert (await checker.check(slow, "6", "t")).result == "unchecked"
         assert loop.time() - began < 0.1
+
+
+@pytest.mark.timeout(60)
+async def test_slow_schemas_of_a_tenant_cost_no_other_its_check() -> None:
+    """Three at once were enough: each reply of another tenant waited 5 s, and was not checked then."""
+    async with open_checker(lambda result: None) as checker:
+        assert (await checker.check(b"true", "1", "t")).result == "valid"
+        async with asyncio.TaskGroup() as tasks:
+            slow = [tasks.create_task(checker.check(doubling(60 + number), "5", "t")) for number in range(4)]
+            await asyncio.sleep(0)
+            assert (await checker.check(b"true", "1", "other")).result == "valid"
+            assert sum(task.done() for task in slow) <= 1
+            for task in slow:
+                task.cancel()
+    assert not checker._askers
 
 
 async def test_a_caller_that_leaves_spoils_no_other_answer() -> None:
     async with open_checker(lambda result: None) as checker:
-        assert (await checker.check(b"true", "1")).result == "valid"
-        left = asyncio.create_task(checker.check(doubling(60), "5"))
+        assert (await checker.check(b"true", "1", "t")).result == "valid"
+        left = asyncio.create_task(checker.check(doubling(60), "5", "t"))
         await asyncio.sleep(0.05)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        assert (await checker.check(b'{"type":"string"}', "5")).result == "invalid"
+        assert (await checker.check(b'{"type":"string"}', "5", "t")).result == "invalid"
 
 
 async def test_a_child_that_was_killed_last_has_ended_too() -> None:
     async with open_checker(lambda result: None) as checker:
-        assert (await checker.check(b"true", "1")).result == "valid"
+        assert (await checker.check(b"true", "1", "t")).result == "valid"
         assert checker._child is not None
         pid = checker._child.pid
-        left = asyncio.create_task(checker.check(doubling(60), "5"))
+        left = asyncio.create_task(checker.check(doubling(60), "5", "t"))
         await asyncio.sleep(0.05)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -170,9 +187,9 @@ from stream_fabric.stream.frames import Check
 
 async def main():
     checker = ReplyChecker(lambda result: None)
-    await checker.check(b"true", "5")
+    await checker.check(b"true", "5", "t")
     print(checker._child.pid, flush=True)
-    await checker.check({doubling(60)!r}, "5")
+    await checker.check({doubling(60)!r}, "5", "t")
 
 asyncio.run(main())
 """
