@@ -117,7 +117,7 @@ async def _compacted(
     # One of more tokens would soon be summarised again
     tokens_max = min(COMPACTION_TOKENS_MAX, max(_SUMMARY_TOKENS, threshold // _SUMMARY_SHARE))
     try:
-        summary = await summarised(asides, request.model, asked.instructions, old, tokens_max, request)
+        summary = await summarised(asides, request.model, asked.instructions, old, prompt.size, tokens_max, request)
     except StreamGwError as error:
         if asked.truncates and error.code == ContextLengthExceeded.code:
             return prompt  # too long even to be summarised

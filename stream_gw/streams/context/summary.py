@@ -7,7 +7,6 @@ from typing import NamedTuple
 import msgspec
 
 from stream_fabric.errors import EngineFailed
-from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import COMPACTION_TOKENS_MAX
 from stream_gw.dialects.requests import CreateRequest, parse_create
 from stream_gw.responses import Item, summary_request
@@ -57,16 +56,18 @@ async def summarised(
     model: str,
     instructions: str | None,
     items: list[Item],
+    size: int,
     tokens_max: int = COMPACTION_TOKENS_MAX,
     like: CreateRequest | None = None,
 ) -> Summary:
-    """Return the model's summary of items. ``like``: the request whose caller and place in the queue it gets.
+    """Return the model's summary of items. ``size``: their bytes, about. ``like``: the request whose caller and place
+    in the queue it gets.
 
     Raises StreamGwError.
     """
-    text = summary_request(model, instructions, items, tokens_max)
-    check_depth(text)
-    request = await off_loop(len(text), lambda: parse_create(text, "chat"))
+    request = await off_loop(
+        size, lambda: parse_create(summary_request(model, instructions, items, tokens_max), "chat")
+    )
     if like is not None:
         same = {"user": like.user, "tier": like.tier, "deadline_s": like.deadline_s, "fallback": like.fallback}
         request = msgspec.structs.replace(request, **same)

@@ -12,14 +12,14 @@ from stream_fabric.stream.ids import created_ms
 from stream_gw.auth import Principal, Scope, bearer
 from stream_gw.dialects.requests import read_common
 from stream_gw.dialects.responses.translate import check_items
-from stream_gw.responses import Item, NoStore, ResponseStore, compaction_of, stored_items
+from stream_gw.responses import History, NoStore, ResponseStore, compaction_of, stored_items
 from stream_gw.streams.context.asides import Asides
 from stream_gw.streams.context.summary import summarised
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 from stream_gw.transport.endpoint import Handler
-from stream_gw.transport.http import Request, parse, query_as
+from stream_gw.transport.http import JSON, Request, parse, query_as
 from stream_gw.transport.stored.bodies import CompactBody, ConversationChange, ConversationCreate, ItemsAdd, ItemsQuery
 from stream_gw.transport.whole_response import WholeResponse
 
@@ -78,13 +78,15 @@ class StoredRoutes:
         with self._gateway.bodies.adding(who.tenant) as count:  # as long as the items are here
             history = await store.history(who.tenant, asked.previous_response_id, None, user=who.user, count=count)
             own = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input or []
-            items = [*history, *store.expanded(who.tenant, stored_items(own, self._gateway.parts.random.token_hex(16)))]
+            stem, size = self._gateway.parts.random.token_hex(16), len(body) + history.size
+            read = await off_loop(len(body), lambda: store.expanded(who.tenant, stored_items(own, stem)))
+            items = History([*history, *read], size=size)
             if not items:
                 raise BadRequest("give input or previous_response_id: there is nothing to compact", param="input")
             await self._answer_compaction(request, store, who, asked, items)
 
     async def _answer_compaction(
-        self, request: Request, store: ResponseStore, who: Principal, asked: CompactBody, items: list[Item]
+        self, request: Request, store: ResponseStore, who: Principal, asked: CompactBody, items: History
     ) -> None:
         """Have the model summarise the items, as a stream like any other, and answer with the summary."""
         connection: EdgeHttp = request.scope["state"][CONNECTION]
@@ -95,12 +97,11 @@ class StoredRoutes:
             request.trace(self._gateway.parts.tracer, "whole"),
             lambda opened: WholeResponse(connection, opened.id, opened.facts),
         )
-        opened, summary, usage = await summarised(asides, asked.model, asked.instructions, items)
+        opened, summary, usage = await summarised(asides, asked.model, asked.instructions, items, items.size)
         made = {
             "id": opened.id,
             "object": "response.compaction",
             "created_at": created_ms(opened.id) // 1000,
-            "output": compaction_of(store.seals, who.tenant, opened.id, items, summary),
             "usage": {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
@@ -109,7 +110,13 @@ class StoredRoutes:
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
-        await request.json(200, made, [(b"x-stream-id", opened.id.encode()), *opened.headers])
+
+        def encoded() -> bytes:
+            output = compaction_of(store.seals, who.tenant, opened.id, items, summary)
+            return msgspec.json.encode(made | {"output": output})
+
+        body = await off_loop(items.size, encoded)
+        await request.answer(200, body, [JSON, (b"x-stream-id", opened.id.encode()), *opened.headers])
 
     # --- conversations -------------------------------------------------------------------------------------
 
