@@ -131,7 +131,9 @@ async def _compare_streams(ask: Ask, settled: Settled | None, report: Report, te
         for row in rows:
             stream = str(row["stream"])
             held = await settled.settled(StreamId(stream)) if settled is not None else None
-            used = held[1].output if held is not None and held[0] != "live" else None
+            if held is not None and held[0] == "live":
+                continue  # it runs on; the gateway cut the reader off, for example because its key was revoked
+            used = held[1].output if held is not None else None
             report.add(
                 Disagreement(
                     stream, str(row["of_tenant"]), str(row["of_model"]), used, int(row["streamed"]), None, None,
@@ -144,7 +146,7 @@ async def _compare_streams(ask: Ask, settled: Settled | None, report: Report, te
 def _compare_stream(report: Report, bill: Row, readers: Sequence[Row], held: tuple[str, Usage] | None) -> None:
     """Add one billed stream to the report. ``held``: its status and usage in Redis."""
     billed, generated = int(bill["billed_output"]), int(bill["generated"])
-    streamed = received_whole(readers)
+    streamed = received_whole(readers, int(bill.get("last_seq", 0)))  # a telemetry of an earlier release lacks it
     report.streams += 1
     report.billed_output += billed
     report.generated += generated
@@ -185,9 +187,11 @@ def disagreement_reason(bill: Row, settled: int | None, streamed: tuple[int, int
 _TO_THE_END = ("completed", "cancelled", "failed", "incomplete")
 
 
-def received_whole(readers: Iterable[Row]) -> tuple[int, int] | None:
+def received_whole(readers: Iterable[Row], last_seq: int = 0) -> tuple[int, int] | None:
     """Return the (least, most) tokens that a stream's readers together received, if no frame is missing.
 
+    ``last_seq``: the stream's last frame; 0: it is not known, and the furthest reader that failed is believed. A reader
+    that the gateway cut off, for example because its key was revoked, also failed, but before that frame.
     Both are equal when each reader continued with the frame after the last one's. They differ when a reader resumed
     before frames that were sent to the previous one: it received some tokens twice. None: frames are missing.
     """
@@ -204,7 +208,7 @@ def received_whole(readers: Iterable[Row]) -> tuple[int, int] | None:
         overlap = overlap or int(best["first_seq"]) != reached + 1
         tokens = int(best["streamed_tokens"])
         most, least, reached = most + tokens, max(least, tokens), int(best["last_seq"])
-    if not end:
+    if not end or end < last_seq:
         return None
     return (least if overlap else most), most
 

@@ -380,10 +380,10 @@ SELECT DISTINCT tenant FROM (
 SELECT stream, max(a.tenant) AS tenant, max(a.model) AS model, countIf(a.billed) AS bills, sumIf(a.output_tokens, a.billed) AS billed_output,
     sumIf(a.prompt_tokens, a.billed) AS billed_prompt, sum(a.generated_tokens) AS generated,
     countIf(a.ended = 'lost' OR a.ended = 'failed' AND a.decode_us + a.prefill_us + a.engine_queue_us = 0) AS silent,
-    maxIf(a.ended, a.billed) AS ended,
+    maxIf(a.ended, a.billed) AS ended, maxIf(a.last_seq, a.billed) AS last_seq,
     maxIf(toUnixTimestamp64Micro(a.at), a.billed) AS at_us
 FROM (
-    SELECT stream, tenant, model, billed, ended, prompt_tokens, output_tokens, generated_tokens, decode_us, prefill_us, engine_queue_us, attempts.at AS at
+    SELECT stream, tenant, model, billed, ended, last_seq, prompt_tokens, output_tokens, generated_tokens, decode_us, prefill_us, engine_queue_us, attempts.at AS at
     FROM attempts WHERE stream > {after:String} AND stream IN (
         SELECT stream FROM attempts WHERE $window AND billed AND stream > {after:String}
             AND $tenant GROUP BY stream ORDER BY stream LIMIT {top:Int64})

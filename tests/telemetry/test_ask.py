@@ -346,6 +346,18 @@ async def test_reconcile_lists_every_stream_that_disagrees_and_no_other(ask: Htt
     assert not report.agrees
 
 
+async def test_a_stream_that_runs_on_lacks_no_bill(ask: HttpAsk, hour: Fleet) -> None:
+    """The gateway cut its reader off, for example because the key was revoked."""
+
+    class Live(Settled):
+        async def settled(self, stream: StreamId) -> tuple[str, Usage] | None:
+            return ("live", Usage()) if stream in hour.planted["unbilled"] else await super().settled(stream)
+
+    report = await reconcile(ask, Live(hour), START_US, END_US + HOUR_US)
+    assert not {one.stream for one in report.disagreements} & set(hour.planted["unbilled"])
+    assert {one.stream for one in report.disagreements} >= set(hour.planted["billed twice"])
+
+
 async def test_reconcile_counts_what_it_compared(ask: HttpAsk, hour: Fleet) -> None:
     report = await _reconciled(ask, hour)
     billed = [row for row in hour.of(AttemptTrace) if row.billed]

@@ -377,6 +377,13 @@ def test_a_stream_is_whole_where_its_readers_cover_it(
     assert received_whole(readers) == whole
 
 
+def test_a_stream_whose_reader_was_cut_off_before_its_end_was_not_received_whole() -> None:
+    cut = shown_to(1, 7, 5, "failed")  # its key was revoked
+    assert received_whole([cut], 10) is None
+    assert received_whole([cut, shown_to(8, 10, 2)], 10) == (7, 7), "another reader got the rest"
+    assert received_whole([shown_to(1, 10, 7, "failed")], 10) == (7, 7), "the stream itself failed"
+
+
 def test_what_engines_made_beyond_the_bill_is_no_disagreement() -> None:
     bill = {"billed_output": 10, "bills": 1, "generated": 14, "silent": 0}
     assert disagreement_reason(bill, 10, (10, 10)) == ""
