@@ -249,7 +249,7 @@ class RateLimited(TooMany):
 
 
 class BudgetExceeded(RateLimited):
-    """A budget of the tenant's plan is used up. ``may_retry`` False: it has no period, so it never resets."""
+    """A budget of the tenant's plan is used up. ``may_retry`` False: it never has room for this request again."""
 
     code = "budget_exceeded"
 

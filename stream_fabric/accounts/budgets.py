@@ -282,6 +282,18 @@ def known_refusal(spend: Spend, uses: Sequence[BudgetUse]) -> OverBudget | None:
     return None
 
 
+def has_room(claim: Claim, use: BudgetUse, spend: Spend) -> bool:
+    """Return whether the budget has room for the request's prompt and its least output."""
+    least = min(spend.output, OUTPUT_MIN)
+    return _fitting(claim, use, spend.prompt, least, spend.prices)[0] >= least
+
+
+def least_spend(spend: Spend, unit: Unit) -> int:
+    """Return what a request reserves at least: its prompt and its least output."""
+    least = min(spend.output, OUTPUT_MIN)
+    return spend.prompt + least if unit == "tokens" else spend.prices.of(spend.prompt, 0, least)
+
+
 def reserved_prompt(estimate: int) -> int:
     """Return how many tokens a budget reserves for a prompt whose length the gateway has estimated.
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stream_fabric.accounts.account import Spent
-from stream_fabric.accounts.budgets import BudgetUse, Claim, Spend, Unit, used_percent
+from stream_fabric.accounts.budgets import BudgetUse, Claim, Spend, Unit, has_room, least_spend, used_percent
 from stream_fabric.accounts.periods import resets_ms
 from stream_fabric.errors import BudgetExceeded
 
@@ -37,22 +37,24 @@ def warning_headers(claims: Sequence[Claim], uses: Sequence[BudgetUse]) -> Heade
 def over_budget(spend: Spend, reply: Spent, now_ms: int, headers: Headers) -> BudgetExceeded:
     """Make the error of a request that a budget refuses. ``now_ms``: Unix time."""
     claim, use = spend.claims[reply.claim], reply.budgets[reply.claim]
-    reached = f"the {claim.kind} budget of {_limit_text(claim, reply.unit)} of {_WHOSE[claim.kind]}"
+    budget = f"the {claim.kind} budget of {_limit_text(claim, reply.unit)} of {_WHOSE[claim.kind]}"
+    needs = f"which needs about {_amount_text(least_spend(spend, reply.unit), reply.unit)}"
+    if not has_room(claim, BudgetUse(), spend):
+        told = (
+            f"{budget} never allows this request, {needs}; shorten the prompt or ask the operator to raise the budget"
+        )
+        return BudgetExceeded(told, headers=headers, may_retry=False)
     used = _amount_text(_used(use, reply.unit), reply.unit)
+    reached = f"{budget} has no room for this request, {needs} ({used} used or reserved)"
+    if has_room(claim, use._replace(reserved_tokens=0, reserved_micro=0), spend):
+        return BudgetExceeded(f"{reached}; retry when a stream that reserves a part has ended", headers=headers)
     resets = resets_ms(claim.name)
     if not resets:
-        remedy = "begin another session" if claim.kind == "session" else "shorten the prompt"
-        return BudgetExceeded(
-            f"{reached} has no room for this request ({used} used); {remedy}", headers=headers, may_retry=False
-        )
+        return BudgetExceeded(f"{reached}; begin another session", headers=headers, may_retry=False)
     wait_s = max(1, math.ceil((resets - now_ms) / 1000))
     if wait_s > _CLIENT_WAIT_S_MAX:
         headers = (*headers, (b"x-should-retry", b"false"))
-    return BudgetExceeded(
-        f"{reached} has no room for this request ({used} used or reserved); it resets at {_iso(resets)}",
-        retry_after_s=wait_s,
-        headers=headers,
-    )
+    return BudgetExceeded(f"{reached}; it resets at {_iso(resets)}", retry_after_s=wait_s, headers=headers)
 
 
 def describe_budgets(claims: Sequence[Claim], uses: dict[str, BudgetUse]) -> list[dict[str, Any]]:
@@ -86,7 +88,10 @@ def _limit_text(claim: Claim, unit: Unit) -> str:
 
 
 def _amount_text(amount: int, unit: Unit) -> str:
-    return f"{amount} tokens" if unit == "tokens" else f"{amount / _MILLION:.6f}".rstrip("0").rstrip(".") + " in money"
+    if unit == "tokens":
+        return f"{amount} tokens"
+    whole, micro = divmod(amount, _MILLION)
+    return f"{whole}.{micro:06d}".rstrip("0").rstrip(".") + " in money"
 
 
 def _iso(ms: int) -> str:
