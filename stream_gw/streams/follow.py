@@ -12,7 +12,7 @@ import msgspec
 from stream_fabric.errors import CursorGone, NotFound, StreamLost
 from stream_fabric.limits import ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.stream.cursor import BEGINNING, Cursor
-from stream_fabric.stream.frames import STARTED_PREFIX, End, Note, decode, is_end
+from stream_fabric.stream.frames import STARTED_PREFIX, End, Note, Usage, decode, is_end
 from stream_fabric.stream.ids import StreamId, UserId, created_ms, is_stream_id
 from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import check_cursor
@@ -73,6 +73,16 @@ class StreamReads:
             # The holder of a link to the stream sees its answer, and nothing of the request
             meta = msgspec.structs.replace(meta, facts=msgspec.structs.replace(meta.facts, settings=None))
         return page, meta
+
+    async def describe(self, who: Principal, stream: str) -> dict[str, Any]:
+        """Describe a stream; the usage of one that has ended is what its bill has."""
+        page, meta = await self.read_head(who, stream)
+        usage = None
+        if page.status != "live":
+            last = await self._hub.read_page(StreamId(stream), who.tenant, Cursor(page.epoch.n, page.head - 1))
+            frame = decode(last.entries[-1].frames.rpartition(b"\n")[2]) if last.entries else None
+            usage = frame.usage if isinstance(frame, End) else None
+        return describe(StreamId(stream), page, meta, usage)
 
     async def follow(
         self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, *, exact: bool, dialect: str | None
@@ -284,8 +294,8 @@ def _structure_frames(structure: bytes, seq: int) -> tuple[bytes, ...]:
     return tuple(frame for number, _, frame in numbered if int(number) <= seq)
 
 
-def describe(stream: StreamId, page: Page, meta: StreamMeta) -> dict[str, Any]:
-    """Return the API's description of a stream."""
+def describe(stream: StreamId, page: Page, meta: StreamMeta, usage: Usage | None = None) -> dict[str, Any]:
+    """Return the API's description of a stream. ``usage`` None: it runs, or its last frame is lost."""
     return {
         "id": stream,
         "object": "stream",
@@ -295,4 +305,5 @@ def describe(stream: StreamId, page: Page, meta: StreamMeta) -> dict[str, Any]:
         "model": meta.facts.model,
         "created": meta.facts.created,
         "user": meta.user,
+        "usage": None if usage is None else msgspec.to_builtins(usage),
     }

@@ -10,7 +10,6 @@ from starlette.types import Send
 from stream_fabric.errors import BadRequest, StreamGwError, Unauthenticated
 from stream_fabric.limits import INPUT_BYTES_MAX, INPUT_CONTAINERS_MAX
 from stream_fabric.stream.cursor import BEGINNING, Cursor
-from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal, bearer, cookie_of
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects import encoder_class
@@ -20,7 +19,6 @@ from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.cancel import cancel_json
 from stream_gw.streams.create_call import CreateCall, OnNamed
-from stream_gw.streams.follow import describe
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
@@ -261,8 +259,7 @@ class StreamRoutes:
 
     async def info(self, request: Request, send: Send) -> None:
         who = self.authenticate(request)
-        page, meta = await self._gateway.reads.read_head(who, request.path_params["id"])
-        await request.json(200, describe(StreamId(request.path_params["id"]), page, meta))
+        await request.json(200, await self._gateway.reads.describe(who, request.path_params["id"]))
 
     async def placement(self, request: Request, send: Send) -> None:
         who = self.authenticate(request)

@@ -623,6 +623,23 @@ async def test_invariant_5_nothing_follows_an_accepted_cancel(one: Gate, two: Ga
     assert await follow(two, stream) == body, "the replay is the same, error and all"
 
 
+async def test_what_a_cancelled_stream_used_can_be_read(one: Gate, two: Gate) -> None:
+    """Its stream has no usage chunk, and yet it is billed."""
+    async with one.create(chat(3000, stream_options={"include_usage": True})) as exchange:
+        stream = exchange.headers["x-stream-id"]
+        body = b"".join([await exchange.piece() for _ in range(4)])
+        assert (await two.info(stream))["usage"] is None, "it runs"
+        await two.cancel(stream)
+        body += await exchange.rest()
+    chunks = [event.json for event in events(body)[:-1]]
+    assert not any(chunk.get("usage") for chunk in chunks)
+    usage = (await two.info(stream))["usage"]
+    assert usage["output"] == tokens_of_chunks(chunks) > 0
+    assert usage["prompt"] > 0
+    ended, _ = await one.finished(7)
+    assert (await two.info(ended))["usage"]["output"] == 7
+
+
 async def test_a_cancel_before_the_first_token(platform: Running, one: Gate, two: Gate) -> None:
     with platform.silent():
         async with one.create(chat(100)) as exchange:

@@ -83,6 +83,18 @@ class RunningQuery(msgspec.Struct):
     """User whose streams to list. A credential with a user needs none."""
 
 
+class StreamUsage(msgspec.Struct):
+    """Tokens of a stream."""
+
+    prompt: int
+    """Includes `cached` and `written`."""
+    cached: int
+    written: int
+    output: int
+    """Includes `reasoning`."""
+    reasoning: int
+
+
 class StreamInfo(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["stream"]
@@ -95,6 +107,8 @@ class StreamInfo(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     user: str | None
+    usage: StreamUsage | None
+    """Usage that is billed; null while the stream runs."""
 
 
 class StreamList(msgspec.Struct):
