@@ -56,6 +56,8 @@ class Answer:
         self._natural = asked is None
         self._pieces = self._choose_output(body, asked)
         self.tokens_made = 0
+        self.thought = 0
+        """Tokens of reasoning."""
         self._told = 0
         self.ended = False
 
@@ -120,6 +122,7 @@ class Answer:
                 else:
                     yield token
                 spelled += 1
+                self.thought += kind == "reasoning"
                 yield None
                 if spelled >= self.length:
                     break

@@ -294,7 +294,8 @@ class SimEngine:
                 self.metrics.receive_end(output)
                 if document is not None:
                     put_item(sink, document)
-                sink.end("completed", usage=Usage(request.prompt.tokens, request.cached or 0, 0, output))
+                thought = sum(each.thought for each in request.answers)
+                sink.end("completed", usage=Usage(request.prompt.tokens, request.cached or 0, 0, output, thought))
         elif settings.stall_after_tokens and answer.tokens_made >= settings.stall_after_tokens:
             self.replica.stall((stream, choice))
         if settings.crash_after_tokens and self._made >= settings.crash_after_tokens:

@@ -30,7 +30,7 @@ class Part:
     """One input of an embedding or rerank request, which the replica computes as a prompt of its own."""
 
     length = 1
-    block = 0
+    block = thought = 0
 
     def __init__(self, number: int, prompt_tokens: int, compute: Callable[[int], None]) -> None:
         self.choice = number

@@ -100,6 +100,8 @@ class ChunkReader:
         """Form of the chunks of the open text block."""
         self._tries_left = _TRIES_MAX
         self._held_bytes = 0
+        self._thought = 0
+        """Tokens of reasoning, for a server that does not count them."""
         self.error: ErrorInfo | None = None
 
     def receive(self, data: bytes) -> None:
@@ -109,7 +111,7 @@ class ChunkReader:
             (state,) = self._choices
             if made is not None:
                 state.made = made
-            self._sink.text(state.block, text, state.take_tokens(1))
+            self._send_text(state, text)
             return
         data = data.strip()
         if not data:  # a keep-alive of some servers
@@ -192,7 +194,8 @@ class ChunkReader:
     def _take_usage(self, usage: ChunkUsage) -> None:
         """Take the usage of the whole response."""
         cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
-        reasoning = (usage.completion_tokens_details and usage.completion_tokens_details.reasoning_tokens) or 0
+        details, thought = usage.completion_tokens_details, min(self._thought, usage.completion_tokens or 0)
+        reasoning = thought if details is None or details.reasoning_tokens is None else details.reasoning_tokens
         prompt = usage.prompt_tokens or 0
         if self._usage is None and (self._prompt_tokens is None or cached or reasoning):
             self._sink.usage(prompt, cached, 0, reasoning)
@@ -268,7 +271,7 @@ class ChunkReader:
             self._tries_left = _TRIES_MAX
             self._sink.frame(Open(state.block, index, kind, "raw" if kind == "reasoning" else None))
         if logprobs is None:
-            self._sink.text(state.block, text, state.take_tokens(1))
+            self._send_text(state, text)
             return
         left = state.take_tokens(max(1, tokens))
         *before, (text, logprobs, _) = split_logprobs(text, logprobs, tokens)
@@ -276,6 +279,12 @@ class ChunkReader:
             self._sink.frame(Delta(state.block, own, min(count, left), part))
             left -= min(count, left)
         self._sink.frame(Delta(state.block, text, left, logprobs))
+
+    def _send_text(self, state: _ChoiceState, text: str) -> None:
+        tokens = state.take_tokens(1)
+        if state.kind == "reasoning":
+            self._thought += tokens
+        self._sink.text(state.block, text, tokens)
 
     def _receive_tool_call(self, state: _ChoiceState, index: int, part: ChunkToolCall) -> None:
         """Put a part of a tool call into the sink. Arguments are held until the call has a name."""

@@ -178,6 +178,9 @@ async def test_reasoning_is_a_block_of_its_own_before_the_text(setup: Setup) -> 
     assert [(block.kind, block.form) for block in sink.opens()] == [("reasoning", "raw"), ("text", None)]
     assert sink.body("reasoning")
     assert sink.body("text")
+    (thoughts, _) = sink.opens()
+    thought = sum(delta.tokens for delta in sink.deltas() if delta.block == thoughts.block)
+    assert sink.end_usage is not None and sink.end_usage.reasoning == thought > 0
 
 
 async def test_logprobs_are_aligned_to_the_tokens(setup: Setup, request: pytest.FixtureRequest) -> None:

@@ -176,6 +176,22 @@ def test_reasoning_under_either_name_is_taken_once() -> None:
         assert (sink.body("reasoning"), sink.body("text")) == ("hm", "so")
 
 
+@pytest.mark.parametrize("details", [None, {"reasoning_tokens": None}])
+@pytest.mark.parametrize("counts", [True, False])
+def test_reasoning_is_counted_where_the_server_does_not(details: dict[str, Any] | None, counts: bool) -> None:
+    """Many servers report no ``reasoning_tokens``."""
+    thoughts = [counted(n, reasoning=f"hm {n} ") for n in range(1, 7)]
+    usage = {"prompt_tokens": 7, "completion_tokens": 9, "completion_tokens_details": details}
+    said = [counted(8, content="so"), counted(9, finish="stop"), event(choices=[], usage=usage), DONE]
+    assert read(*thoughts, *said, counts=counts).end_usage == Usage(7, 0, 0, 9, 6)
+
+
+def test_a_server_that_counts_reasoning_is_believed() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 4}}
+    sink = read(delta(reasoning="hm"), delta(finish="stop"), event(choices=[], usage=usage), DONE)
+    assert sink.end_usage == Usage(7, 0, 0, 9, 4)
+
+
 def test_a_refusal_is_a_block_of_its_own() -> None:
     sink = read(delta(refusal="I can"), delta(refusal="not"), delta(finish="stop"), DONE)
     assert sink.body("refusal") == "I cannot"
@@ -393,7 +409,8 @@ def test_a_server_that_counts_is_believed(chunks: list[bytes], told: list[tuple[
     sink = read(counted(0, role="assistant", content=""), *chunks, counted(9, finish="stop"), TOTAL, DONE, counts=True)
     assert [(delta.text, delta.tokens) for delta in sink.deltas()] == told
     assert sink.frames[0] == Note("prompt", prompt_tokens=7)
-    assert (sink.prompt, sink.end_usage) == ((7, 0), Usage(7, output=9))
+    thought = sum(tokens for text, tokens in told if text in ("hm", "so"))
+    assert (sink.prompt, sink.end_usage) == ((7, 0), Usage(7, output=9, reasoning=thought))
 
 
 def test_each_choice_counts_its_own() -> None:
