@@ -40,8 +40,8 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """End, as `from`; rounded up to the hour. Default: now."""
     group_by: _Text = "model"
     """One or two of `model`, `key`, `user`, `session`, `endpoint`, separated by a comma; `none`: one sum."""
-    bucket: Literal["none", "hour", "day"] = "none"
-    """Sums for each hour or day (UTC)."""
+    bucket: Literal["none", "hour", "day", "month"] = "none"
+    """Sums for each hour, day or month (UTC)."""
     model: _Text = ""
     """Only this model."""
     key: _Text = ""
@@ -62,7 +62,7 @@ class UsageRow(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Sums of one group. Only the fields of the groups that were asked for are present."""
 
     begins: int = 0
-    """Start of the hour or day, Unix time in seconds."""
+    """Start of the hour, day or month, Unix time in seconds."""
     tenant: str | None = None
     model: str | None = None
     key: str | None = None
@@ -99,7 +99,7 @@ class _UsagePage(msgspec.Struct, rename={"from_": "from"}):
     complete_until: float
     """Unix time in seconds before which all delivered bills are counted; 0: not known."""
     group_by: list[str]
-    bucket: Literal["none", "hour", "day"]
+    bucket: Literal["none", "hour", "day", "month"]
     has_more: bool
     last_id: str | None
 

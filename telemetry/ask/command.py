@@ -24,7 +24,7 @@ from telemetry.ask.text import reconcile_text, request_line, rows_text
 from telemetry.ask.times import window
 from telemetry.ask.usage import LostBills, UsageQuery, usage_page
 from telemetry.ask.usage.settled import open_settled
-from telemetry.ask.usage.text import rebuild_text, usage_text
+from telemetry.ask.usage.text import rebuild_text, usage_csv, usage_text
 from telemetry.ask.views import VIEWS
 from telemetry.store.store import Store
 
@@ -123,7 +123,9 @@ async def _reconcile(ask: Ask, settings: AskSettings, args: argparse.Namespace, 
 
 
 async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
-    """Print all pages of usage in groups; as JSON, one object with all rows."""
+    """Print all pages of usage in groups; as JSON, one object with all rows. Raises BadRequest."""
+    if args.csv and args.json:
+        raise BadRequest("--json and --csv exclude each other")
     given = _flags_given(args, "to", "group_by", "bucket", "tenant", "model", "key", "user")
     query = UsageQuery(from_=args.from_, limit=1000, **given)
     now_us = _now_us()  # one range for all pages
@@ -136,7 +138,12 @@ async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
     for row in rows:
         row["margin_micro"] = row["price_micro"] - row["gpu_cost_micro"]
     whole = {**page, "complete_until": first["complete_until"], "data": rows}
-    say(_json(whole) if args.json else usage_text(whole, rows))
+    if args.csv:
+        if page["has_more"]:
+            sys.stderr.write(f"only the first {len(rows)} rows; choose a shorter range or coarser groups\n")
+        say(usage_csv(whole, rows))
+    else:
+        say(_json(whole) if args.json else usage_text(whole, rows))
     return 0
 
 

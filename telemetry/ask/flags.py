@@ -86,7 +86,9 @@ def _add_usage_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group-by", default="model", help="none, or one or two of model, key, user, session, endpoint, tenant"
     )
-    parser.add_argument("--bucket", choices=("none", "hour", "day"), default="none", help="sums by hour or day")
+    parser.add_argument(
+        "--bucket", choices=("none", "hour", "day", "month"), default="none", help="sums by hour, day or month (UTC)"
+    )
     for name in ("tenant", "model", "key"):
         parser.add_argument(f"--{name}", default="", help=f"only this {name}")
     parser.add_argument("--user", default="", help="only the user with this hash")
@@ -96,6 +98,7 @@ def _add_usage_show(parser: argparse.ArgumentParser) -> None:
         default=400,
         help="STREAM_GW_TELEMETRY_ROLLUP_DAYS of telemetry (default 400)",
     )
+    parser.add_argument("--csv", action="store_true", help="print CSV; money in units of your currency")
 
 
 def _common_parser() -> argparse.ArgumentParser:

@@ -82,7 +82,8 @@ _PARTS: Mapping[str, str] = {
     "from_hour": "hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 3600000000) * 3600) "
     "AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))",
     "bucket": "multiIf({bucket:String} = 'hour', toInt64(toUnixTimestamp(hour)) * 1000000, {bucket:String} = 'day', "
-    "toInt64(toUnixTimestamp(toStartOfDay(hour))) * 1000000, 0)",
+    "toInt64(toUnixTimestamp(toStartOfDay(hour))) * 1000000, {bucket:String} = 'month', "
+    "toInt64(toUnixTimestamp(toDateTime(toStartOfMonth(hour), 'UTC'))) * 1000000, 0)",
     "group_1": _group(1, DIMENSIONS),
     "group_2": _group(2, DIMENSIONS),
     "group_long_1": _group(1, LONG_DIMENSIONS),

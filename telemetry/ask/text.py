@@ -49,7 +49,8 @@ def phase_label(phase: str) -> str:
 
 def money_text(micro: int) -> str:
     """Format millionths of the price's currency unit as a decimal number."""
-    return f"{micro / 1_000_000:.6f}"
+    whole, rest = divmod(abs(micro), 1_000_000)
+    return f"{'-' if micro < 0 else ''}{whole}.{rest:06d}"
 
 
 def why_text(answer: Answer) -> str:

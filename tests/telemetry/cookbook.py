@@ -135,6 +135,7 @@ only.
 stream-gw usage --tenant acme --since 24h
 stream-gw usage show --from 2026-11-01 --tenant acme --group-by key
 stream-gw usage show --from 7d --group-by tenant --bucket day
+stream-gw usage show --from 2026-09-01 --to 2026-11-01 --group-by tenant,model --bucket month --csv
 stream-gw usage reconcile --since 24h
 ```
 

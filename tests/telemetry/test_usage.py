@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -20,8 +21,9 @@ from telemetry.ask.reconcile import reconcile, reconcile_hours
 from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage import UsageQuery, usage_page
 from telemetry.ask.usage.hour_sums import correct_hour_sums
+from telemetry.ask.usage.page import month_start_us
 from telemetry.ask.usage.rebuild import rebuild
-from telemetry.ask.usage.text import usage_text
+from telemetry.ask.usage.text import usage_csv, usage_text
 from telemetry.ask.views import usage as usage_by_hour
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
@@ -188,6 +190,36 @@ async def test_filters_and_buckets(opened: Store) -> None:
     days = await rows_of(opened, query(group_by="none", bucket="day"))
     assert sum(row["price_micro"] for row in days) == sum(row["price_micro"] for row in rows)
     assert all(row["begins"] % 86_400 == 0 for row in days)
+
+
+@pytest.mark.parametrize("tenant", ["a", ""], ids=["bills", "sums by hour"])
+async def test_months_are_those_of_utc(opened: Store, tenant: str) -> None:
+    ends_us = month_start_us(AT_US)
+    moments = [ends_us - HOUR_US, ends_us - 1, ends_us, ends_us + HOUR_US]
+    events = [
+        msgspec.structs.replace(event, at_us=at_us, tenant=TenantId("a"), billed=True, price_micro=10**number)
+        for number, (event, at_us) in enumerate(zip(attempts(), moments, strict=False))
+    ]
+    await put(opened, events, "first")
+    asked = query(group_by="none", bucket="month", tenant=tenant, from_=str(ends_us // 10**6 - 10 * 86_400))
+    before, after = await rows_of(opened, asked)
+    assert (before["price_micro"], after["price_micro"]) == (11, 1100)
+    assert after["begins"] * 10**6 == ends_us
+    assert before["begins"] * 10**6 == month_start_us(ends_us - 1)
+
+
+def test_csv_has_exact_money_and_a_head_without_rows() -> None:
+    sums = {"requests": 2, "prompt_tokens": 3, "cached_tokens": 1, "output_tokens": 4, "reasoning_tokens": 0}
+    cost = {"price_micro": 9_007_199_254_740_993, "gpu_us": 5, "gpu_cost_micro": 7, "margin_micro": -1_500_000}
+    page = {"bucket": "month", "group_by": ["tenant", "model"]}
+    row = {"begins": 1_793_491_200, "tenant": "acme", "model": "a,b", **sums, **cost}
+    head, line = usage_csv(page, [row]).splitlines()
+    assert head == (
+        "begins,tenant,model,requests,prompt_tokens,cached_tokens,output_tokens,reasoning_tokens,price,gpu_us,gpu_cost,"
+        "margin"
+    )
+    assert line == '2026-11-01T00:00:00Z,acme,"a,b",2,3,1,4,0,9007199254.740993,5,0.000007,-1.500000'
+    assert usage_csv(page, []) == head
 
 
 async def test_pages_follow_each_other_without_a_gap(opened: Store) -> None:

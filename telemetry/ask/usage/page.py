@@ -30,7 +30,7 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     group_by: str = "model"
     """One or two dimensions, separated by a comma; ``none``: one sum."""
     bucket: str = "none"
-    """``hour`` or ``day``: one row for each of them."""
+    """``hour``, ``day`` or ``month``: one row for each of them."""
     tenant: str = ""
     model: str = ""
     key: str = ""
@@ -96,8 +96,8 @@ def _groups(query: UsageQuery) -> list[str]:
 
 
 def _bucket(query: UsageQuery) -> str:
-    if query.bucket not in ("none", "hour", "day"):
-        raise BadRequest("bucket is none, hour or day", param="bucket")
+    if query.bucket not in ("none", "hour", "day", "month"):
+        raise BadRequest("bucket is none, hour, day or month", param="bucket")
     return "" if query.bucket == "none" else query.bucket
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from telemetry.ask.text import rows_text, time_text
+from telemetry.ask.queries import USAGE_SUMS
+from telemetry.ask.text import money_text, rows_text, time_text
 from telemetry.ask.usage.lost_bills import LostBills
 
 
@@ -15,12 +18,30 @@ def usage_text(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
     begins, ends = (time_text(page[name] * 1_000_000)[:16] for name in ("from", "to"))
     head = f"{begins} to {ends}, complete until {until}"
     shown = [
-        {**({"hour_us": row["begins"] * 1_000_000} if "begins" in row else {}),
+        {**({"begins": time_text(row["begins"] * 1_000_000)[:16]} if "begins" in row else {}),
          **{name: value for name, value in row.items() if name != "begins"}}
         for row in rows
     ]  # fmt: skip
     more = f"\nonly the first {len(shown)} rows; choose a shorter range or coarser groups" if page["has_more"] else ""
     return f"{head}\n{rows_text(shown)}{more}"
+
+
+def usage_csv(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format all rows of usage as CSV: times in UTC, money exact, in units of the currency."""
+    begins = ["begins"] if page["bucket"] != "none" else []
+    names = [*begins, *page["group_by"], *USAGE_SUMS, "gpu_us", "gpu_cost_micro", "margin_micro"]
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(name.removesuffix("_micro") for name in names)
+    for row in rows:
+        table.writerow(_csv_value(name, row[name]) for name in names)
+    return out.getvalue().rstrip("\n")
+
+
+def _csv_value(name: str, value: Any) -> str:
+    if name == "begins":
+        return time_text(value * 1_000_000)[:19].replace(" ", "T") + "Z"
+    return money_text(value) if name.endswith("_micro") else str(value)
 
 
 def rebuild_text(found: Sequence[LostBills], *, written: bool) -> str:
