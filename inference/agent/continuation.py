@@ -195,6 +195,8 @@ def check_continuable(request: EngineRequest) -> dict[str, Any]:
         raise CannotContinue("it has a guided output format")
     if body.get("echo"):
         raise CannotContinue("it echoes its prompt")
+    if body.get("include_reasoning") is False:  # the next engine would take the rest of the text for reasoning
+        raise CannotContinue("its reasoning was left out")
     last = body["messages"][-1] if request.kind == "chat" else {}
     is_begun = body.get("continue_final_message") and isinstance(last.get("content"), str)
     if last.get("role") == "assistant" and not is_begun:

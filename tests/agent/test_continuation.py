@@ -96,6 +96,7 @@ def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> Non
         ({"guided_regex": "a+"}, "guided"),
         ({"ebnf": 'root ::= "a"+'}, "guided"),
         ({"json_schema": '{"type":"object"}'}, "guided"),
+        ({"include_reasoning": False}, "reasoning was left out"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "last message"),
     ],
 )
