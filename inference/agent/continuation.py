@@ -158,6 +158,8 @@ def _continuing_request(
             if not isinstance(body[name], int):  # some servers take "5" for 5
                 raise CannotContinue(f"its {name} is no integer")
             body[name] = max(body[name] - before.tokens, 0 if name == "min_tokens" else 1)
+    if type(keep := body.get("truncate_prompt_tokens")) is int and keep > 0:
+        body["truncate_prompt_tokens"] = keep + before.tokens  # the text so far stands beside what the client keeps
     if request.kind == "chat" and not before.text:
         pass  # one of several choices has not begun
     elif request.kind == "chat":
@@ -195,6 +197,8 @@ def check_continuable(request: EngineRequest) -> dict[str, Any]:
         raise CannotContinue("it has a guided output format")
     if body.get("echo"):
         raise CannotContinue("it echoes its prompt")
+    if body.get("truncate_prompt_tokens") and body.get("truncation_side") == "right":
+        raise CannotContinue("its prompt is truncated on the right, where its text would stand")
     if body.get("include_reasoning") is False:  # the next engine would take the rest of the text for reasoning
         raise CannotContinue("its reasoning was left out")
     last = body["messages"][-1] if request.kind == "chat" else {}

@@ -97,6 +97,7 @@ def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> Non
         ({"ebnf": 'root ::= "a"+'}, "guided"),
         ({"json_schema": '{"type":"object"}'}, "guided"),
         ({"include_reasoning": False}, "reasoning was left out"),
+        ({"truncate_prompt_tokens": 9, "truncation_side": "right"}, "truncated on the right"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "last message"),
     ],
 )
@@ -174,6 +175,9 @@ def test_the_rest_is_asked_for() -> None:
     assert body["prompt"] == "A b"
     with pytest.raises(CannotContinue, match="token ids"):
         continuing_requests(completion(1, prompt=[[1, 2]]), said(" b", 4))
+    for keep, asked in ((10, 14), (-1, -1), (0, 0), (None, None)):
+        body = continuing_body(chat(1, truncate_prompt_tokens=keep), said("Once", 4))
+        assert body["truncate_prompt_tokens"] == asked, "the text takes no place from what the client keeps"
     assert is_finished(chat(1, max_tokens=4), PriorChoice("Once", 4, 0))
     assert not is_finished(chat(1, max_tokens=5), PriorChoice("Once", 4, 0))
     assert not is_finished(chat(1), PriorChoice("Once", 4, 0))
