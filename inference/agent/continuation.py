@@ -172,9 +172,7 @@ def _continuing_request(
         body["continue_final_message"] = True
         body["add_generation_prompt"] = False
     else:
-        text = prompt[0] if isinstance(prompt, list) else prompt  # a list of one prompt, or token ids
-        if not isinstance(text, str):
-            raise CannotContinue("its prompt is token ids")
+        text = prompt[0] if isinstance(prompt, list) else prompt  # a list of one prompt
         body["prompt"] = text + before.text
     return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)), own_chars=len(before.text))
 
@@ -195,6 +193,8 @@ def check_continuable(request: EngineRequest) -> dict[str, Any]:
         raise CannotContinue(f"responses of kind {request.kind} are produced at once")
     if _is_guided(body):
         raise CannotContinue("it has a guided output format")
+    if request.kind == "completions" and not _is_text(body.get("prompt")):
+        raise CannotContinue("its prompt is token ids")
     if body.get("echo"):
         raise CannotContinue("it echoes its prompt")
     if body.get("truncate_prompt_tokens") and body.get("truncation_side") == "right":
@@ -206,6 +206,11 @@ def check_continuable(request: EngineRequest) -> dict[str, Any]:
     if last.get("role") == "assistant" and not is_begun:
         raise CannotContinue("its last message is an assistant's already")
     return body
+
+
+def _is_text(prompt: Any) -> bool:
+    """Whether a completion's prompt is a text or a list of texts, not token ids or embeddings."""
+    return all(isinstance(each, str) for each in (prompt if isinstance(prompt, list) else [prompt]))
 
 
 def _is_guided(body: dict[str, Any]) -> bool:

@@ -173,8 +173,9 @@ def test_the_rest_is_asked_for() -> None:
     assert (body["prompt"], body["max_tokens"]) == ("A b", 6)
     body = continuing_body(completion(1, prompt=["A"]), said(" b", 4))
     assert body["prompt"] == "A b"
-    with pytest.raises(CannotContinue, match="token ids"):
-        continuing_requests(completion(1, prompt=[[1, 2]]), said(" b", 4))
+    for prompt in ([[1, 2]], [1, 2], None):
+        with pytest.raises(CannotContinue, match="token ids"):
+            continuing_requests(completion(1, prompt=prompt), said(" b", 4))
     for keep, asked in ((10, 14), (-1, -1), (0, 0), (None, None)):
         body = continuing_body(chat(1, truncate_prompt_tokens=keep), said("Once", 4))
         assert body["truncate_prompt_tokens"] == asked, "the text takes no place from what the client keeps"

@@ -33,6 +33,7 @@ THOUGHT: dict[str, Any] = {"reasoning_effort": "low", "max_tokens": 40}
 REPLY: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "plan", "schema": PARAMETERS}}
 }
+IDS: dict[str, Any] = {"prompt": [3, 1, 4], "max_tokens": 80}
 
 
 class Aborts(SimEngine):
@@ -88,11 +89,17 @@ def repeat(
     return frames_of(stream), stream, engine
 
 
-@pytest.mark.parametrize("asked", [CALL, THOUGHT, REPLY], ids=["call", "thought", "guided reply"])
+@pytest.mark.parametrize(
+    ("make", "asked"),
+    [(chat, CALL), (chat, THOUGHT), (chat, REPLY), (completion, IDS), (completion, REPLY)],
+    ids=["call", "thought", "guided reply", "token ids", "guided completion"],
+)
 @given(cut=st.integers(0, 60), seed=st.integers(0, 50))
-def test_a_repeated_answer_is_the_undisturbed_one(cut: int, seed: int, asked: dict[str, Any]) -> None:
+def test_a_repeated_answer_is_the_undisturbed_one(
+    cut: int, seed: int, make: Callable[..., EngineRequest], asked: dict[str, Any]
+) -> None:
     """Whatever the frame at which the first producer died."""
-    request = chat(1, seed=seed, **asked)
+    request = make(1, seed=seed, **asked)
     expected = undisturbed(request)
     kept: list[Frame] = expected.frames[: min(cut + 3, len(expected.frames) - 1)]
     added, stream, engine = repeat(request, kept, request)
@@ -141,13 +148,16 @@ def test_text_that_is_cut_otherwise_is_compared_too() -> None:
 
 def test_what_is_repeated() -> None:
     assert can_repeat(chat(1, temperature=0), 10) and can_repeat(chat(1, seed=0), REPEATED_TOKENS_MAX)
+    assert can_repeat(completion(1, temperature=0), 10)
     for no in (
         chat(1),
         chat(1, temperature=0.1),
         chat(1, seed=True),
         chat(1, seed=1, n=2),
         chat(1, seed=1, logprobs=True),
-        completion(1, seed=1),
+        completion(1, seed=1, logprobs=0),
+        completion(1, ["a", "b"], seed=1),
+        msgspec.structs.replace(chat(1, seed=1), kind="embeddings"),
     ):
         assert not can_repeat(no, 10)
     assert not can_repeat(chat(1, seed=1), REPEATED_TOKENS_MAX + 1)

@@ -73,6 +73,19 @@ def several_tokens(asked: dict[str, Question]) -> dict[str, Question]:
     }
 
 
+def repeated(asked: dict[str, Question]) -> dict[str, Question]:
+    """Completions that no server continues, and one whose prompt is truncated, which keeps its beginning."""
+    completion = asked["completion"].body
+    return {
+        "truncated": Question(COMPLETIONS, completion | {"truncate_prompt_tokens": 2}, True),
+        "ids": Question(COMPLETIONS, completion | {"prompt": [5, 300, 301]}, True),
+        "echo": Question(COMPLETIONS, completion | {"echo": True}, True),
+        "guided text": Question(
+            COMPLETIONS, {**completion, "logit_bias": None, "structured_outputs": {"regex": "[a-z ]+"}}, True
+        ),
+    }
+
+
 async def one_token_words(direct: Direct) -> dict[str, int]:
     """A push towards words that are one token each, however they follow each other."""
     return {str(token): 100 for word in WORDS for (token,) in [await tokens(direct, f" {word}")]}

@@ -28,6 +28,7 @@ from tests.vllm.continued import (
     must_be_continued,
     must_be_told,
     questions,
+    repeated,
     several_tokens,
     until,
 )
@@ -244,7 +245,7 @@ async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
         "guided by chance": guided | {"temperature": 1},
         "guided with logprobs": guided | {"logprobs": True},
     }
-    asked |= several_tokens(asked)
+    asked |= several_tokens(asked) | repeated(asked)
     asked |= {name: Question(CHAT, body, cut_alike=False) for name, body in lost.items()}
     async with contextlib.AsyncExitStack() as stack, log_of(platform.redis_url) as log:
         exchanges = {

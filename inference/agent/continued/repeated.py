@@ -1,7 +1,8 @@
 """Repetition of a stream whose producer died in reasoning, a tool call or a guided format. No I/O.
 
-No server can be asked to continue those. A request that fixes its output, by temperature 0 or a seed, is asked again
-from its beginning. The output that the log already has is compared and dropped, and the stream goes on where it ends.
+No server can be asked to continue those, nor a completion whose prompt is token ids or that echoes its prompt. A
+request that fixes its output, by temperature 0 or a seed, is asked again from its beginning. The output that the log
+already has is compared and dropped, and the stream goes on where it ends.
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ class PriorAnswer:
 
 def can_repeat(request: EngineRequest, tokens: int) -> bool:
     """Whether the request fixes its output, of which the log has so many tokens."""
-    if request.kind != "chat" or tokens > REPEATED_TOKENS_MAX:
+    if request.kind not in ("chat", "completions") or tokens > REPEATED_TOKENS_MAX:
         return False
     body: dict[str, Any] = msgspec.json.decode(request.body)
     fixed = body.get("temperature") == 0 or type(body.get("seed")) is int
-    return fixed and body.get("logprobs") in (None, False) and request.choices == 1
+    logprobs = body.get("logprobs")  # 0 asks for those of a completion's own tokens
+    return fixed and (logprobs is None or logprobs is False) and request.choices == 1
 
 
 def read_prior(request: EngineRequest, lines: Sequence[bytes]) -> PriorOutput | PriorAnswer:
