@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stream_fabric.errors import ReplicaLost
-from stream_fabric.pool.records import EngineRequest
+from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -206,6 +206,12 @@ def check_continuable(request: EngineRequest) -> dict[str, Any]:
     if last.get("role") == "assistant" and not is_begun:
         raise CannotContinue("its last message is an assistant's already")
     return body
+
+
+def check_template(request: EngineRequest, loaded: Loaded) -> None:
+    """Raises CannotContinue for a chat where the engine's chat template would end the answer so far."""
+    if request.kind == "chat" and not loaded.continues_chats:
+        raise CannotContinue("the chat template of its model ends an answer that is to be continued")
 
 
 def _is_text(prompt: Any) -> bool:

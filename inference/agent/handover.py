@@ -17,7 +17,7 @@ from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
 from stream_fabric.errors import FabricError, StreamGwError
 from stream_fabric.pool.placement import BATCH_TIER
-from stream_fabric.pool.records import Work
+from stream_fabric.pool.records import Loaded, Work
 from stream_fabric.ports import Engine
 from stream_fabric.recovery.failover import Failover, OwnBill
 from stream_fabric.recovery.lease_reaper import LOST
@@ -278,14 +278,14 @@ class BatchYield:
         for stream in batch:
             if cut >= needed and stream.first_at is not None:
                 break
-            if _can_yield(stream):
+            if _can_yield(stream, self._engine.loaded()):
                 self._handover.yield_stream(stream)
                 cut += 1
         if cut:
             log.info("batch streams yield: streams=%d waiting=%d", cut, self._status.yield_to)
 
 
-def _can_yield(stream: RunningStream) -> bool:
+def _can_yield(stream: RunningStream, loaded: Loaded) -> bool:
     """Whether a replica can go on with the stream after its last frame."""
     producer = stream.producer
     last = producer.last_frame
@@ -296,4 +296,4 @@ def _can_yield(stream: RunningStream) -> bool:
         return False
     if not producer.base and all(isinstance(decode(line), Note) for line in stream.structure):
         return True  # it has no output, and begins again
-    return can_continue(stream.work.request, stream.structure)
+    return can_continue(stream.work.request, stream.structure, loaded)

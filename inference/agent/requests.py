@@ -34,7 +34,7 @@ from inference.agent.structured.checked_sink import ReplyChecks
 from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, ReplicaLost, from_info
 from stream_fabric.events import sampled
 from stream_fabric.limits import ATTEMPTS_MAX
-from stream_fabric.pool.records import Arrival, EngineRequest
+from stream_fabric.pool.records import Arrival, EngineRequest, Loaded
 from stream_fabric.ports import Engine, FrameSink
 from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.stream.frames import ErrorInfo, Note
@@ -249,8 +249,7 @@ class Requests:
         refused = error.http_status in _NO_ROOM and stream.first_at is None
         if not (refused or error.code in _REPLICA_FAULTS) or stream.work.attempt >= ATTEMPTS_MAX:
             return False
-        request = stream.work.request
-        if stream.tokens and not can_continue(request, stream.structure) and not can_repeat(request, stream.tokens):
+        if stream.tokens and not _can_go_on(stream, self._engine.loaded()):
             return False  # the client hears now, not after another replica has read the log
         if refused:
             self._handover.hand_over(stream, from_info(error), comes_back=False)
@@ -348,3 +347,9 @@ class Requests:
                 self.stop(stream)
                 return
         self._pump.mark_dirty(stream, Urgency.HIGH)
+
+
+def _can_go_on(stream: RunningStream, loaded: Loaded) -> bool:
+    """Whether another replica with the same engine can continue or repeat the stream."""
+    request = stream.work.request
+    return can_continue(request, stream.structure, loaded) or can_repeat(request, stream.tokens)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 import msgspec
 
-from inference.engines.served_models import list_models
+from inference.engines.served_models import continues_chats, list_models
 from inference.engines.server_load import SERVES_NONE, ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer, AnswerBroken
@@ -125,6 +125,8 @@ class OpenAIEngine:
             await self._steps.start()
         await self.server_load.poll(self._session)
         if self.server_load.metrics.shown:
+            continues = await continues_chats(self._session, self._base_url, models[0], _CONNECT_S)
+            self._loaded = Loaded(adapters, continues_chats=continues)
             try:
                 async with asyncio.timeout(_CONNECT_S):
                     self._asleep = await ServerSleep(self._session, self._base_url).level() or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,10 @@ import msgspec
 from inference.engines.server_load import SERVES_NONE
 from stream_fabric.errors import EngineFailed
 from stream_fabric.system_errors import reason
+
+log = logging.getLogger(__name__)
+
+_BEGUN = "Once upon a time"
 
 
 class ServedModels(NamedTuple):
@@ -52,6 +57,34 @@ async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: 
     if not names:
         raise EngineFailed(f"{url} lists no model")
     return ServedModels(names, adapters, _max_model_len(data))
+
+
+async def continues_chats(session: aiohttp.ClientSession, base_url: str, model: str, timeout_s: float) -> bool:
+    """Whether vLLM leaves an answer open that a chat asks it to continue.
+
+    Its own templates for DeepSeek since V3.2 pass ``continue_final_message`` over and end the answer: the model would
+    begin another one. A server that does not answer with a prompt is believed to keep to the field, or to refuse it.
+    """
+    messages = [{"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": _BEGUN}]
+    asked = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+    async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with session.post(f"{base_url}/{path}", json={"model": model, **body}, timeout=timeout) as response:
+            answer: dict[str, Any] = msgspec.json.decode(await response.read())
+            return answer
+
+    try:
+        prompt: str = (await ask("detokenize", {"tokens": (await ask("tokenize", asked))["tokens"]}))["prompt"]
+        continues = prompt.rstrip().endswith(_BEGUN)
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+        log.debug("model server did not show the prompt of a continued chat: error=%r", error)
+        return True
+    if not continues:
+        log.warning(
+            "chat template ends an answer that is to be continued: chats are repeated or lost with their replica"
+        )
+    return continues
 
 
 def _max_model_len(models: Sequence[dict[str, Any]]) -> int:

@@ -105,6 +105,8 @@ class Loaded(msgspec.Struct, frozen=True):
     """Served models that are LoRA adapters of another."""
     artifact: str = ""
     """Hash of the files that its base model was loaded from."""
+    continues_chats: bool = True
+    """False: the base model's chat template ends an answer that the engine is asked to continue."""
 
 
 class Work(msgspec.Struct, frozen=True, omit_defaults=True):

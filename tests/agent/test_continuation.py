@@ -23,7 +23,7 @@ from inference.agent.continued.parts import JoinedParts
 from inference.agent.steering.turns import can_continue
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
-from stream_fabric.pool.records import EngineRequest
+from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -130,7 +130,7 @@ def test_each_prompt_is_continued_from_its_own_tokens() -> None:
         continuing_requests(request, msgspec.structs.replace(before, prompt_tokens=None))
     with pytest.raises(CannotContinue, match="token ids"):
         continuing_requests(completion(1, prompt=[[1], [2]]), PriorOutput((PriorChoice("a", 1, 0),) * 2, 12, "", 1))
-    assert can_continue(request, lines(Open(0, 3, "text"), Open(1, 0, "text")))
+    assert can_continue(request, lines(Open(0, 3, "text"), Open(1, 0, "text")), Loaded())
 
 
 def test_each_choice_of_a_prompt_is_continued_by_itself() -> None:
@@ -186,11 +186,15 @@ def test_the_rest_is_asked_for() -> None:
 
 
 def test_what_may_be_continued_is_known_from_the_request_and_what_has_been_opened() -> None:
-    assert can_continue(chat(1), lines(*TEXT))
-    assert can_continue(chat(1, n=2, logprobs=True), lines(*TEXT))
-    assert not can_continue(chat(1, n=2), lines(*TEXT[2:])), "its prompt was not counted"
-    assert not can_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")))
-    assert not can_continue(chat(1, min_tokens="5"), lines(*TEXT)), "vLLM takes it for 5, and gateways let it pass"
+    assert can_continue(chat(1), lines(*TEXT), Loaded())
+    assert can_continue(chat(1, n=2, logprobs=True), lines(*TEXT), Loaded())
+    closing = Loaded(continues_chats=False)
+    assert not can_continue(chat(1), lines(*TEXT), closing) and can_continue(completion(1), lines(*TEXT), closing)
+    assert not can_continue(chat(1, n=2), lines(*TEXT[2:]), Loaded()), "its prompt was not counted"
+    assert not can_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")), Loaded())
+    assert not can_continue(chat(1, min_tokens="5"), lines(*TEXT), Loaded()), (
+        "vLLM takes it for 5, and gateways let it pass"
+    )
 
 
 class Log(Recorder):

@@ -18,7 +18,7 @@ from inference.agent.running import RunningStream
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.limits import REPEATED_TOKENS_MAX
-from stream_fabric.pool.records import EngineRequest, Work
+from stream_fabric.pool.records import EngineRequest, Loaded, Work
 from stream_fabric.process.host import HostClock
 from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, Frame, Open, Usage, decode, encode
 from stream_fabric.stream.ids import StreamId, TenantId
@@ -81,7 +81,7 @@ def repeat(
     request: EngineRequest, kept: list[Frame], again: EngineRequest
 ) -> tuple[list[Frame], RunningStream, Aborts]:
     """Return the frames that the next producer adds to ``kept``, with an engine that answers ``again``."""
-    before = read_prior(request, lines(kept))
+    before = read_prior(request, lines(kept), Loaded())
     assert isinstance(before, PriorAnswer)
     stream, engine = running(request, len(kept)), Aborts()
     stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens), before.left_open, before.ended)
@@ -132,7 +132,7 @@ def test_another_output_ends_the_stream(other: dict[str, Any]) -> None:
 def test_text_that_is_cut_otherwise_is_compared_too() -> None:
     stream, engine = running(chat(1, seed=1), 2), Aborts()
     begin: list[Frame] = [Open(0, 0, "reasoning", "raw"), Delta(0, "abc"), Delta(0, "def")]
-    before = read_prior(chat(1, seed=1), lines(begin))
+    before = read_prior(chat(1, seed=1), lines(begin), Loaded())
     assert isinstance(before, PriorAnswer)
     stream.take_over(Usage(5, output=2), before.left_open)
     sink = RepeatingSink(stream, before, engine)
@@ -163,10 +163,23 @@ def test_what_is_repeated() -> None:
     assert not can_repeat(chat(1, seed=1), REPEATED_TOKENS_MAX + 1)
     call: list[Frame] = [Open(0, 0, "tool", "function", "c", "f"), Delta(0, "{}")]
     with pytest.raises(CannotContinue, match="kind tool"):
-        read_prior(chat(1), lines(call))
+        read_prior(chat(1), lines(call), Loaded())
     reply: list[Frame] = [Open(0, 0, "text"), Delta(0, "{")]
     with pytest.raises(CannotContinue, match="guided"):
-        read_prior(chat(1, **REPLY), lines(reply))
-    assert isinstance(read_prior(chat(1, max_tokens=1, **REPLY), lines(reply)), PriorOutput), "it has all its tokens"
-    ended = read_prior(chat(1), lines([*call, Close(0), ChoiceEnd(0, "tool_calls")]))
+        read_prior(chat(1, **REPLY), lines(reply), Loaded())
+    assert isinstance(read_prior(chat(1, max_tokens=1, **REPLY), lines(reply), Loaded()), PriorOutput), (
+        "it has all its tokens"
+    )
+    ended = read_prior(chat(1), lines([*call, Close(0), ChoiceEnd(0, "tool_calls")]), Loaded())
     assert isinstance(ended, PriorAnswer) and ended.end is not None, "only its terminal is missing"
+
+
+def test_a_chat_whose_template_ends_the_answer_is_repeated() -> None:
+    """A continuation would be another answer after the first one."""
+    begun, closing = lines([Open(0, 0, "text"), Delta(0, "Once")]), Loaded(continues_chats=False)
+    assert isinstance(read_prior(chat(1, seed=1), begun, closing), PriorAnswer)
+    assert isinstance(read_prior(completion(1, seed=1), begun, closing), PriorOutput)
+    assert isinstance(read_prior(chat(1), [], closing), PriorOutput), "it begins anew"
+    assert isinstance(read_prior(chat(1, max_tokens=1), begun, closing), PriorOutput), "it has all its tokens"
+    with pytest.raises(CannotContinue, match="chat template"):
+        read_prior(chat(1), begun, closing)

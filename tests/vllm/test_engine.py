@@ -444,6 +444,17 @@ async def _gaps_beside_prompts(engine: VllmEngine, number: int) -> tuple[list[fl
     return [after - before for one in times for before, after in itertools.pairwise(one)], ended_at - began
 
 
+@pytest.mark.deep
+async def test_a_template_of_vllm_s_own_that_ends_a_continued_answer_is_known(engine: VllmEngine, home: Home) -> None:
+    assert engine.loaded().continues_chats
+    deepseek = home.engine((*SMALL, "--tokenizer-mode", "deepseek_v32", "--kv-cache-memory-bytes", str(8 << 20)))
+    try:
+        await deepseek.start()
+        assert not deepseek.loaded().continues_chats
+    finally:
+        await deepseek.close()
+
+
 async def test_a_flag_that_vllm_refuses_is_told_in_its_words(home: Home) -> None:
     engine = home.engine((*SMALL, "--no-such-flag"))
     with pytest.raises(EngineFailed, match="no-such-flag"):

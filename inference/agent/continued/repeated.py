@@ -13,11 +13,18 @@ from typing import Any
 
 import msgspec
 
-from inference.agent.continuation import CannotContinue, PriorOutput, check_continuable, is_finished, prior_output
+from inference.agent.continuation import (
+    CannotContinue,
+    PriorOutput,
+    check_continuable,
+    check_template,
+    is_finished,
+    prior_output,
+)
 from inference.agent.running import RunningStream
 from stream_fabric.errors import ReplicaLost
 from stream_fabric.limits import REPEATED_TOKENS_MAX
-from stream_fabric.pool.records import EngineRequest
+from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.ports import Engine
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -74,12 +81,13 @@ def can_repeat(request: EngineRequest, tokens: int) -> bool:
     return fixed and (logprobs is None or logprobs is False) and request.choices == 1
 
 
-def read_prior(request: EngineRequest, lines: Sequence[bytes]) -> PriorOutput | PriorAnswer:
+def read_prior(request: EngineRequest, lines: Sequence[bytes], loaded: Loaded) -> PriorOutput | PriorAnswer:
     """Read from a stream's frames what can be continued, or else repeated. Raises CannotContinue."""
     try:
         before = prior_output(lines, request.choices)
         if not before.empty and not all(is_finished(request, choice) for choice in before.choices):
             check_continuable(request)
+            check_template(request, loaded)
         return before
     except CannotContinue as reason:
         return prior_answer(request, lines, reason)

@@ -12,6 +12,7 @@ from inference.agent.continuation import (
     ContinuingSink,
     Part,
     PriorOutput,
+    check_template,
     continuing_requests,
     end_at_limit,
     is_finished,
@@ -116,14 +117,17 @@ class Takeover:
         if waits and not cuts and not stream.closed:  # refused now: at the answer's end it would get no note
             self._steering.apply(stream, inputs, stream.producer.told)
 
-    @staticmethod
-    def _before(request: EngineRequest, earlier: Steered, *, cuts: bool) -> PriorOutput | PriorAnswer:
+    def _before(self, request: EngineRequest, earlier: Steered, *, cuts: bool) -> PriorOutput | PriorAnswer:
         """Return the answer's output so far. Raises CannotContinue."""
         if cuts:  # an answer that an input cuts at once need not be one that could be continued
             return PriorOutput(())
-        if earlier.turns:  # a repetition numbers its blocks from 0, like the first answer
-            return prior_output(earlier.rest, request.choices)
-        return read_prior(request, earlier.rest)
+        loaded = self._engine.loaded()
+        if not earlier.turns:
+            return read_prior(request, earlier.rest, loaded)
+        before = prior_output(earlier.rest, request.choices)  # a repetition numbers its blocks from 0, like an answer
+        if not before.empty and not all(is_finished(request, choice) for choice in before.choices):
+            check_template(request, loaded)
+        return before
 
     def _repeat(self, stream: RunningStream, before: PriorAnswer) -> None:
         if before.end is not None:

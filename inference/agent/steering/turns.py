@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from inference.agent.continuation import CannotContinue, continuing_requests, prior_output
-from stream_fabric.pool.records import EngineRequest
+from inference.agent.continuation import CannotContinue, check_template, continuing_requests, prior_output
+from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.stream.frames import (
     INPUT_PREFIX,
     ChoiceEnd,
@@ -143,9 +143,10 @@ def refusal(request: EngineRequest, answer: Answer) -> Refusal | None:
     return None if answer.kinds <= {"text", "refusal", "reasoning"} else "no_text"
 
 
-def can_continue(request: EngineRequest, structure: Sequence[bytes]) -> bool:
-    """Whether another replica could continue a stream with these structural frames."""
+def can_continue(request: EngineRequest, structure: Sequence[bytes], loaded: Loaded) -> bool:
+    """Whether another replica with the same engine could continue a stream with these structural frames."""
     try:
+        check_template(request, loaded)
         continuing_requests(request, prior_output(split_turns(structure).rest, request.choices))
     except CannotContinue:
         return False

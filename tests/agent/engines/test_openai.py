@@ -853,6 +853,43 @@ async def test_the_maximum_context_is_vllm_s_own(models: Any, told: int) -> None
         await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("<user>Tell me a story.<assistant>Once upon a time", True),
+        ("<user>Tell me a story.<assistant>Once upon a time<end>", False),
+        (None, True),
+    ],
+    ids=["open", "ended", "not-shown"],
+)
+async def test_a_template_that_ends_a_continued_answer_is_known(prompt: str | None, told: bool) -> None:
+    """Recorded of vLLM 0.32; the last is a server without a chat template, which refuses."""
+    asked: list[Any] = []
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        return web.Response(text='vllm:num_requests_running{engine="0"} 0.0\n')
+
+    async def tokenize(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        if prompt is None:
+            return web.json_response({"error": {"message": "no chat template", "code": 400}}, status=400)
+        return web.json_response({"count": 3, "max_model_len": 4096, "tokens": [1, 2, 3], "token_strs": None})
+
+    async def detokenize(request: web.Request) -> web.StreamResponse:
+        assert (await request.json())["tokens"] == [1, 2, 3]
+        return web.json_response({"prompt": prompt})
+
+    posts = {"/tokenize": tokenize, "/detokenize": detokenize}
+    async with server(posts, {"/metrics": metrics}) as url:
+        engine = OpenAIEngine(url)
+        await engine.start()
+        assert engine.loaded().continues_chats is told
+        await engine.close()
+    (body,) = asked
+    assert body["messages"][-1] == {"role": "assistant", "content": "Once upon a time"}
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+
+
 async def test_load_is_the_server_s_own_where_it_tells_it(caplog: pytest.LogCaptureFixture) -> None:
     async def metrics(request: web.Request) -> web.StreamResponse:
         labels = '{engine="0",model_name="m"}'

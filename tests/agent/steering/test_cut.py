@@ -11,7 +11,7 @@ from inference.agent.handover import _can_yield
 from inference.agent.observe.attempt_timing import AttemptTiming
 from inference.agent.running import CurrentAnswer, RunningStream
 from inference.agent.steering.turns import Answer, Turn
-from stream_fabric.pool.records import Work
+from stream_fabric.pool.records import Loaded, Work
 from stream_fabric.process.host import HostClock
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -113,6 +113,6 @@ def test_a_repeated_stream_yields_no_more() -> None:
     stream, _ = running(3)
     earlier: list[Frame] = [Note("started"), Open(0, 0, "reasoning", "raw"), Delta(0, "So")]
     stream.answer = CurrentAnswer(start=3, earlier=tuple(encode(frame) for frame in earlier))
-    assert _can_yield(stream), "it has made nothing yet"
+    assert _can_yield(stream, Loaded()), "it has made nothing yet"
     stream.text(0, " be it")
-    assert not _can_yield(stream)
+    assert not _can_yield(stream, Loaded())
