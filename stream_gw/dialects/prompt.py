@@ -23,6 +23,12 @@ _messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Dec
 IMAGE_TOKENS = 1500
 """Most tokens that the estimate of a prompt has for an image, whatever its bytes: models resize images."""
 _IMAGE = b'"url":"data:image/'
+_NOT_CARRIED = {
+    "prompt_logprobs": "send the prompt to /v1/completions with echo and logprobs",
+    "return_token_ids": "send logprobs with return_tokens_as_token_ids, and each token is token_id:<number>",
+    "use_beam_search": "vLLM does not stream it; ask for several choices with n and logprobs",
+}
+"""vLLM's fields whose answer has no place in a stream, and the way to the same."""
 _THOUGHTS = ("reasoning", "reasoning_content", "refusal", "annotations", "audio")
 """Fields of an assistant's message that clients repeat or leave out; templates leave them out of later prompts."""
 
@@ -168,3 +174,10 @@ def check_answerable(fields: Mapping[str, msgspec.Raw]) -> None:
         raise Unsupported("functions are not taken here; send them as tools, with tool_choice", param="functions")
     if "modalities" in fields and "audio" in (msgspec.json.decode(fields["modalities"]) or ()):
         raise Unsupported("this platform makes text only; send modalities without audio", param="modalities")
+
+
+def check_carried(fields: Mapping[str, msgspec.Raw]) -> None:
+    """Check that a request asks vLLM for no field of an answer that streams cannot carry. Raises Unsupported."""
+    for name, instead in _NOT_CARRIED.items():
+        if bytes(fields.get(name, b"null")) not in (b"null", b"false"):
+            raise Unsupported(f"{name} is not served here: {instead}", param=name)

@@ -17,7 +17,7 @@ from stream_fabric.limits import (
     REPAIRS_MAX,
     USER_CHARS_MAX,
 )
-from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_prompts
+from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_carried, check_prompts
 from stream_gw.dialects.sessions import cache_key_of, conversation_of
 
 Generated = Literal["chat", "completions"]
@@ -200,6 +200,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     for name in fields.keys() & _ENGINE_TYPES.keys():
         field(fields, name, _ENGINE_TYPES[name])
     if kind in ("chat", "completions"):
+        check_carried(fields)
         _check_sampling(fields)
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= MODEL_CHARS_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -325,6 +326,25 @@ def test_an_answer_that_no_stream_can_carry_is_refused(more: dict[str, Any], par
     with pytest.raises(Unsupported) as raised:
         chat(**more)
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("prompt_logprobs", 0, "echo and logprobs"),
+        ("prompt_logprobs", 2, "echo and logprobs"),
+        ("return_token_ids", True, "return_tokens_as_token_ids"),
+        ("use_beam_search", True, "several choices with n"),
+    ],
+)
+def test_vllms_fields_that_no_stream_can_carry_are_refused(name: str, value: Any, instead: str) -> None:
+    """The engine is always asked for a stream: it would pass them over, or refuse a stream that nobody asked for."""
+    for make in (chat, functools.partial(completions, "x")):
+        with pytest.raises(Unsupported, match=instead) as raised:
+            make(**{name: value})
+        assert raised.value.param == name
+        make(**{name: None})
+    chat(return_token_ids=False, use_beam_search=False)
 
 
 @pytest.mark.parametrize(
