@@ -8,6 +8,7 @@ that the stream already has are removed from the engine's output. What no server
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ _GUIDED = (
     *("grammar", "regex", "ebnf", "json_schema"),
 )
 """Fields that ask for a guided output format: vLLM's, then those of llama.cpp and SGLang."""
+
+
+_LAST_WORD = re.compile(r"\s+\S*\Z")
+_WORD_CHARS_MAX = 64
 
 
 class CannotContinue(Exception):
@@ -121,6 +126,10 @@ class Part(NamedTuple):
 
     choice: int
     request: EngineRequest
+    tail: str = ""
+    """End of the log's text that the request asks for again (``continued/healed.py``)."""
+    whole: EngineRequest | None = None
+    """The request for the rest after the ``tail``."""
 
 
 def continuing_requests(request: EngineRequest, before: PriorOutput) -> list[Part]:
@@ -137,15 +146,25 @@ def continuing_requests(request: EngineRequest, before: PriorOutput) -> list[Par
     if before.prompt_tokens is None and len(left) < len(before.choices):
         raise CannotContinue("one of its choices has ended before its prompts were counted")
     if len(before.choices) == 1:
-        return [Part(0, _continuing_request(request, body, body.get("prompt"), before.choices[0]))]
+        return [_part(0, request, body, body.get("prompt"), before.choices[0])]
     prompts: Any = body.get("prompt")
     parts = []
     for number in left:
         prompt = prompts[number // n] if request.prompts > 1 else prompts
         own = msgspec.structs.replace(request, stream=StreamId(derived_id("resp_", request.stream, number + 1)))
         asked = body | {"seed": body["seed"] + number % n} if type(body.get("seed")) is int else body  # as vLLM does
-        parts.append(Part(number, _continuing_request(own, asked, prompt, before.choices[number])))
+        parts.append(_part(number, own, asked, prompt, before.choices[number]))
     return parts
+
+
+def _part(number: int, request: EngineRequest, asked: dict[str, Any], prompt: Any, before: PriorChoice) -> Part:
+    """Return the request for the rest of one choice, from the last word on if the text may end within a token."""
+    whole = _continuing_request(request, asked, prompt, before)
+    word = _LAST_WORD.search(before.text[-_WORD_CHARS_MAX:]) if asked.get("stop") else None
+    if word is None or not word.start() or asked.get("logprobs") is not None:  # logprobs are not compared
+        return Part(number, whole)
+    begun = msgspec.structs.replace(before, text=before.text[: -len(word[0])])
+    return Part(number, _continuing_request(request, asked, prompt, begun), word[0], whole)
 
 
 def _continuing_request(

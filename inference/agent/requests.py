@@ -15,6 +15,7 @@ import msgspec
 
 from inference.agent.budgets.extender import BudgetExtender
 from inference.agent.continuation import Part, PriorOutput
+from inference.agent.continued.healed import ask_for_rest
 from inference.agent.continued.parts import JoinedParts
 from inference.agent.continued.repeated import can_repeat
 from inference.agent.handover import Handover
@@ -186,14 +187,15 @@ class Requests:
         checked = moderated if before is not None else self._replies.sink_for(stream, request, moderated)
         stream.layers = tuple(each for each in (checked, moderated, sink) if is_droppable(each))
         if len(rest) == request.choices == 1:
-            request, rest = rest[0].request, ()
+            ask_for_rest(stream, rest[0], checked, self._engine, self._ask_engine)
+            return
         if not rest:
             self._ask_engine(stream, request, checked)
             return
         stream.engine_names = [part.request.stream for part in rest]
         joined = JoinedParts(checked, rest, lambda: stream.abort(self._engine))
         for part, part_sink in zip(rest, joined.sinks, strict=True):
-            self._ask_engine(stream, part.request, part_sink)
+            ask_for_rest(stream, part, part_sink, self._engine, self._ask_engine)
             if joined.ended or stream.closed:  # refused
                 stream.abort(self._engine)
                 break

@@ -38,6 +38,7 @@ from stream_fabric.stream.frames import (
     encode_text,
 )
 from tests.agent.engines.recorder import Recorder, chat, completion
+from tests.agent.rest import submit_rest
 from tests.support.virtual import run_virtual
 
 TEXT = [Note("started"), Note("prompt", prompt_tokens=7, cached_tokens=3), Open(0, 0, "text")]
@@ -279,7 +280,7 @@ async def _run(parts: list[Part], sink: FrameSink, log: Log, kept: list[Frame], 
     await engine.start()
     joined = JoinedParts(sink, parts, lambda: None)
     for part, each in zip(parts, [sink] if sink is log else joined.sinks, strict=True):
-        engine.submit(part.request, each)
+        submit_rest(engine, part, each)
     await log.ended.wait()
     await engine.close()
 
@@ -340,16 +341,16 @@ def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: 
         more |= {"messages": [question, {"role": "assistant", "content": "Well,"}], "continue_final_message": True}
     request = chat(1, f"Tell me of {seed}", **more)
 
-    async def run(asked: EngineRequest, wrap: PriorOutput | None, log: Log, kept: list[Frame]) -> None:
+    async def run(asked: Part, wrap: PriorOutput | None, log: Log, kept: list[Frame]) -> None:
         log.follow(kept)
         engine = SimEngine(SimSettings.parse("itl_ms=1,ttft_ms=0,length_min=10,length_max=60"))
         await engine.start()
-        engine.submit(asked, log if wrap is None else ContinuingSink(log, wrap))
+        submit_rest(engine, asked, log if wrap is None else ContinuingSink(log, wrap))
         await log.ended.wait()
         await engine.close()
 
     whole = Log()
-    run_virtual(run(request, None, whole, []))
+    run_virtual(run(Part(0, request), None, whole, []))
     kept: list[Frame] = []
     for frame in whole.frames:  # as far as the first producer came
         if isinstance(frame, Close) or sum(isinstance(f, Delta) for f in kept) >= cut + 1:
@@ -363,7 +364,7 @@ def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: 
         assert len(kept) == len(whole.frames) - 2
         return
     (part,) = continuing_requests(request, before)
-    run_virtual(run(part.request, before, log, kept))
+    run_virtual(run(part, before, log, kept))
     assert log.body() == whole.body()
     if by_max:
         assert log.choice_ends() == whole.choice_ends()

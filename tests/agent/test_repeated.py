@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 
 from inference.agent.continuation import CannotContinue, PriorOutput
 from inference.agent.continued.repeated import PriorAnswer, RepeatingSink, can_repeat, read_prior
-from inference.agent.observe.attempt_timing import AttemptTiming
 from inference.agent.running import RunningStream
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.limits import REPEATED_TOKENS_MAX
-from stream_fabric.pool.records import EngineRequest, Loaded, Work
-from stream_fabric.process.host import HostClock
+from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, Frame, Open, Usage, decode, encode
-from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.stream.ids import StreamId
 from tests.agent.engines.recorder import Recorder, chat, completion
-from tests.agent.owner import Owner
+from tests.agent.rest import running
 from tests.support.virtual import run_virtual
 
 PARAMETERS = {"type": "object", "properties": {name: {"type": "string"} for name in "abcdef"}}
@@ -45,11 +43,6 @@ class Aborts(SimEngine):
 
     def abort(self, stream: StreamId) -> None:
         self.names.append(stream)
-
-
-def running(request: EngineRequest, before: int) -> RunningStream:
-    work = Work(request, "2.bb", TenantId("t"), b"{}", None, base=before, attempt=2)
-    return RunningStream(work, 0, lambda *_: None, Owner(), 0.0, AttemptTiming(HostClock(), 0, 0))
 
 
 def frames_of(stream: RunningStream) -> list[Frame]:

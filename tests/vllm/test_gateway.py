@@ -246,6 +246,8 @@ async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
         "guided with logprobs": guided | {"logprobs": True},
     }
     asked |= several_tokens(asked) | repeated(asked)
+    held = asked["words"].body | {"stop": ["no such words here"]}
+    undisturbed, _ = folded(await platform.direct.chunks(CHAT, held))
     asked |= {name: Question(CHAT, body, cut_alike=False) for name, body in lost.items()}
     async with contextlib.AsyncExitStack() as stack, log_of(platform.redis_url) as log:
         exchanges = {
@@ -253,13 +255,17 @@ async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
             for name, question in asked.items()
         }
         told = {name: await begun(exchange) for name, exchange in exchanges.items()}
+        cut = await stack.enter_async_context(platform.gate.open("POST", CHAT, Question(CHAT, held, False).streamed()))
+        stopped = await begun(cut)
         killed = time.monotonic()
         os.kill(server, signal.SIGKILL)
-        await all_ended(told, exchanges)
+        await all_ended({**told, "stop": stopped}, {**exchanges, "stop": cut})
         if "deadline_exceeded" in (told[name].error_code for name in asked):
             assert max(one.at for one in told.values()) - killed > QUEUE_WAIT_S_MAX
             pytest.skip("this machine is so busy that vLLM's start takes longer than a request waits")
         assert platform.server != server
+        assert len(stopped.epochs) == 2 and undisturbed[0].text.startswith(stopped.text()), "no word is cut"
+        assert len(undisturbed[0].text) - len(stopped.text()) < 60, "a few tokens that were held back are missing"
         for name, question in asked.items():
             if name in lost:
                 await must_be_told(told[name], "engine_lost", log)
