@@ -184,3 +184,19 @@ async def test_redis_freezes_for_a_second(redis_server: RedisServer, undisturbed
         redis_server.thaw()
         await asyncio.gather(*reading)
         await _check_unnoticed(running, readers, expected)
+
+
+async def test_a_dead_agents_streams_go_on_while_redis_is_far_away(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    """In another region: each answer takes 0.12 s."""
+    expected = await undisturbed(SEEDS, TOKENS)
+    async with Proxy.before(redis_server.port) as proxy, fleet(proxy.url, sim=SIM) as running:
+        proxy.delay_s = 0.06
+        readers = [SseReader(running.gates[k % 2 :], seed, TOKENS) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers, 5)
+        next(iter(running.agents.values())).kill()
+        await asyncio.gather(*reading)
+        for reader in readers:
+            reader.check_whole(expected[reader.seed])
