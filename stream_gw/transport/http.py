@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -23,6 +23,7 @@ from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.responses import errors as responses_errors
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
 from stream_gw.streams.body_bytes import BodyBytes
+from stream_gw.streams.off_loop import off_loop
 from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
@@ -129,6 +130,17 @@ class Request:
             except UnicodeDecodeError as error:
                 raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
         return body
+
+    async def parsed(self, tenant: TenantId, read: Callable[[bytes], _T], bytes_max: int = BODY_BYTES_MAX) -> _T:
+        """Read the whole body, and return what ``read`` makes of it. A large one waits for a thread, and counts
+        against the tenant's limit of bytes until it was read.
+
+        Raises like ``body``, and what ``read`` raises.
+        """
+        body = await self.body(tenant, bytes_max)
+        with self._bodies.adding(tenant) as count:
+            count(len(body))
+            return await off_loop(len(body), lambda: read(body))
 
     async def _whole_body(self, tenant: TenantId, bytes_max: int) -> bytes:
         body = bytearray()  # not a list: a body of tiny pieces would take many times its bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from starlette.types import Send
 
@@ -20,7 +21,6 @@ from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.cancel import cancel_json
 from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.gateway import Gateway
-from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp, ResponseWriter
@@ -109,8 +109,7 @@ class StreamRoutes:
 
         async def create(request: Request, send: Send) -> OpenStreamResponse | None:
             who = self.authenticate(request)
-            body = await request.body(who.tenant)
-            parsed = await off_loop(len(body), lambda: parser(body))
+            parsed = await request.parsed(who.tenant, parser)
             if parsed.stream:
                 return await self.create_streamed(request, send, who, parsed)
             await self.create_whole(request, who, parsed)
@@ -278,8 +277,8 @@ class StreamRoutes:
 
     async def input(self, request: Request, send: Send) -> None:
         who = self.authenticate(request)
-        body = await request.body(who.tenant, INPUT_BYTES_MAX)
-        asked = await off_loop(len(body), lambda: parse(body, InputBody, INPUT_CONTAINERS_MAX))
+        read = partial(parse, type_=InputBody, containers_max=INPUT_CONTAINERS_MAX)
+        asked = await request.parsed(who.tenant, read, INPUT_BYTES_MAX)
         result = await self._gateway.inputs.add(who, request.path_params["id"], asked.id, asked.item)
         await request.json(202 if result != "terminal" else 409, {"result": result})
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 
 import pytest
 
 from stream_fabric.errors import GatewayFull, TooMany
 from stream_fabric.limits import BODY_BYTES_MAX, TENANT_BODIES_BYTES_MAX
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.stream.ids import TenantId
 from stream_gw.streams.body_bytes import BodyBytes
+from stream_gw.streams.off_loop import off_loop
+from stream_gw.transport.http import Request
 from tests.gateway.processes import Running
 from tests.gateway.wire import MODEL, Gate, Reply, chat, refusal
 from tests.support.waiting import eventually
@@ -44,6 +48,40 @@ def test_bytes_that_a_request_adds_come_back_at_its_end() -> None:
         assert bodies.total == 50
         add(20)
     assert bodies.total == 0 and bodies._by_tenant == {}
+
+
+async def test_a_body_counts_until_it_was_parsed() -> None:
+    """Bodies that waited for a thread did not count: 50 of 7 MiB took 1.1 GB of a gateway."""
+    bodies = BodyBytes()
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"x" * MIB, "more_body": False}
+
+    async def send(message: object) -> None:
+        pytest.fail("nothing is to be answered")
+
+    scope = {"type": "http", "headers": [], "state": {}}
+    request = Request(scope, receive, send, HostClock(), HostRandom(), bodies)
+    assert await request.parsed(ACME, lambda body: (len(body), bodies.total)) == (MIB, MIB)
+    assert bodies.total == 0
+
+
+async def test_few_large_bodies_are_parsed_at_once() -> None:
+    """Threads that parse hold the GIL for most of the time: with six of them the loop waited half a second."""
+    lock, running, most = threading.Lock(), 0, 0
+
+    def parse() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait()
+        with lock:
+            running -= 1
+
+    barrier = threading.Barrier(2, timeout=10)
+    await asyncio.gather(*(off_loop(MIB, parse) for _ in range(8)))
+    assert most == 2
 
 
 @pytest.mark.platform

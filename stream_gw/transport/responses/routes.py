@@ -57,9 +57,8 @@ class ResponseRoutes:
 
     async def create(self, request: Request, send: Send) -> OpenStreamResponse | None:
         who = self._streams.authenticate(request)
-        body = await request.body(who.tenant)
         dialect = _profile(request)
-        asked = await off_loop(len(body), lambda: read_asked(body))
+        asked = await request.parsed(who.tenant, read_asked)
         with self._gateway.bodies.adding(who.tenant) as count:
             parsed, stored = await self._prepared(request, who, asked, dialect, count)
             del asked
@@ -89,12 +88,11 @@ class ResponseRoutes:
     async def count(self, request: Request, send: Send) -> None:
         """Answer with the number of tokens that the prompt of a response would have."""
         who = self._streams.authenticate(request)
-        body = await request.body(who.tenant)
-        asked = await off_loop(len(body), lambda: read_asked(body))
+        asked, own_bytes = await request.parsed(who.tenant, lambda body: (read_asked(body), len(body)))
         await check_early(self._gateway, who, asked, request.header(b"idempotency-key"))
         with self._gateway.bodies.adding(who.tenant) as count:
             prepared = await with_history(self._gateway.parts.responses, who, asked, count)
-            history, size = prepared.history, len(body) + prepared.history.size
+            history, size = prepared.history, own_bytes + prepared.history.size
             counting = await off_loop(size, lambda: prepared.expanded.count(history))
             opened = await self._streams.open_whole(request, who, counting)
         await self._streams.answer_whole(request, who, opened)

@@ -70,16 +70,15 @@ class StoredRoutes:
 
     async def compact(self, request: Request, send: Send) -> None:
         store, who = await self._open(request, "create")
-        body = await request.body(who.tenant)
-        asked = await off_loop(len(body), lambda: parse(body, CompactBody))
+        asked, own_bytes = await request.parsed(who.tenant, lambda body: (parse(body, CompactBody), len(body)))
         if asked.previous_response_id is not None:
             who.require("read")  # the summary tells what is stored
         await self._gateway.checks.check(who, read_common({"model": Raw(msgspec.json.encode(asked.model))}, "chat"))
         with self._gateway.bodies.adding(who.tenant) as count:  # as long as the items are here
             history = await store.history(who.tenant, asked.previous_response_id, None, user=who.user, count=count)
             own = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input or []
-            stem, size = self._gateway.parts.random.token_hex(16), len(body) + history.size
-            read = await off_loop(len(body), lambda: store.expanded(who.tenant, stored_items(own, stem)))
+            stem, size = self._gateway.parts.random.token_hex(16), own_bytes + history.size
+            read = await off_loop(own_bytes, lambda: store.expanded(who.tenant, stored_items(own, stem)))
             items = History([*history, *read], size=size)
             if not items:
                 raise BadRequest("give input or previous_response_id: there is nothing to compact", param="input")
@@ -122,11 +121,14 @@ class StoredRoutes:
 
     async def create_conversation(self, request: Request, send: Send) -> None:
         store, who = await self._open(request, "create")
-        body = await request.body(who.tenant) or b"{}"
-        asked = await off_loop(len(body), lambda: parse(body, ConversationCreate))
-        items = asked.items or []
-        await off_loop(len(body), lambda: check_items(store.expanded(who.tenant, items)))
-        made = await store.conversations.create(who.tenant, asked.metadata or {}, items, who.user)
+
+        def read(body: bytes) -> ConversationCreate:
+            asked = parse(body or b"{}", ConversationCreate)
+            check_items(store.expanded(who.tenant, asked.items or []))
+            return asked
+
+        asked = await request.parsed(who.tenant, read)
+        made = await store.conversations.create(who.tenant, asked.metadata or {}, asked.items or [], who.user)
         await request.json(200, made.body())
 
     async def get_conversation(self, request: Request, send: Send) -> None:
@@ -159,9 +161,13 @@ class StoredRoutes:
 
     async def add_items(self, request: Request, send: Send) -> None:
         store, who = await self._open(request, "create")
-        body = await request.body(who.tenant)
-        asked = await off_loop(len(body), lambda: parse(body, ItemsAdd))
-        await off_loop(len(body), lambda: check_items(store.expanded(who.tenant, asked.items)))
+
+        def read(body: bytes) -> ItemsAdd:
+            asked = parse(body, ItemsAdd)
+            check_items(store.expanded(who.tenant, asked.items))
+            return asked
+
+        asked = await request.parsed(who.tenant, read)
         added = await store.conversations.add(who.tenant, request.path_params["id"], asked.items, who.user)
         await request.json(200, added.body())
 

@@ -53,7 +53,9 @@ class UiRoutes:
         who = self._authenticate(request)
         body = await request.body(who.tenant)
         trace = request.trace(self._gateway.parts.tracer, "sse")
-        answer = await self.calls.begin(who, body, trace, request.header(b"idempotency-key"))
+        with self._gateway.bodies.adding(who.tenant) as count:
+            count(len(body))  # it is parsed
+            answer = await self.calls.begin(who, body, trace, request.header(b"idempotency-key"))
         if answer is None:
             await request.answer(204)
             return None
