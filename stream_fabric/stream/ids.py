@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from binascii import crc32
 from functools import cache
@@ -22,6 +23,11 @@ _PARTITION_BITS_MAX = 12
 """Bits of the hash that decide a partition: there are at most 4,096."""
 _STREAM_ID = re.compile(r"resp_[0-9a-f]{32}")
 _REPLICA_END = re.compile(r"-([0-9a-f]{8})[0-9a-f]{6}$")
+
+
+def hashed_user(tenant: TenantId, user: str | None) -> str:
+    """Return the short hash of tenant and user that events have; empty: there is no user."""
+    return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:16] if user else ""
 
 
 def new_stream_id(unix_ms: int, entropy: bytes) -> StreamId:

@@ -10,10 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from stream_fabric.errors import BadRequest, Forbidden, StreamGwError, TooMany
-from stream_fabric.stream.ids import TenantId
+from stream_fabric.stream.ids import TenantId, hashed_user
 from stream_gw.admin.traces import Traces, TracesUnavailable, check_operator
 from stream_gw.auth import KeyStore, Principal
-from stream_gw.observe.trace import hashed_user
 
 WITHIN_S = 35.0
 """Time limit of one answer; a query of telemetry ends after 30 s."""

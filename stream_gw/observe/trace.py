@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from stream_fabric.stream.frames import (
     schema_mismatch,
     worse_check,
 )
-from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, hashed_user
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.observe.scores import encoded_scores
 from stream_gw.observe.steered import Steered
@@ -393,8 +392,3 @@ def _shared_id(replica: ReplicaId) -> ReplicaId:
 def _on_our_clock(timing: Timing, offset_us: int) -> Timing:
     """Return the producer's timing in this gateway's clock, which is ``offset_us`` behind the fabric's."""
     return msgspec.structs.replace(timing, handed_us=timing.handed_us - offset_us, taken_us=timing.taken_us - offset_us)
-
-
-def hashed_user(tenant: TenantId, user: str | None) -> str:
-    """Return a short hash of tenant and user; empty: there is no user."""
-    return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:16] if user else ""

@@ -14,11 +14,10 @@ from stream_fabric.pool.placement import BATCH_TIER, FREE_TIER, TIERS
 from stream_fabric.pool.plan import route_key
 from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.ids import StreamId, moved_to, new_stream_id
+from stream_fabric.stream.ids import StreamId, hashed_user, moved_to, new_stream_id
 from stream_gw.auth import Principal
 from stream_gw.dialects.facts import StreamFacts, encoded_meta
 from stream_gw.dialects.prompt import estimated_tokens
-from stream_gw.observe.trace import hashed_user
 from stream_gw.privacy.kv_isolation import salted_body
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.parts import GatewayParts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 import time
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import msgspec
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.stream.ids import TenantId, hashed_user
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT
 from telemetry.ask.reconcile import Report, reconcile
@@ -47,7 +49,7 @@ async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
             if args.verb == "reconcile":
                 return await _reconcile(ask, settings, args, say)
             if args.verb == "show":
-                return await _show_usage(ask, args, say)
+                return await show_usage(ask, args, say)
             if args.verb == "rebuild":
                 return await _rebuild(ask, args, say)
             await _print_view(ask, "usage", _flags_given(args, "since", "until", "tenant", "model"), args, say)
@@ -122,12 +124,12 @@ async def _reconcile(ask: Ask, settings: AskSettings, args: argparse.Namespace, 
     return 0 if report.agrees else DISAGREES
 
 
-async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
+async def show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
     """Print all pages of usage in groups; as JSON, one object with all rows. Raises BadRequest."""
     if args.csv and args.json:
         raise BadRequest("--json and --csv exclude each other")
-    given = _flags_given(args, "to", "group_by", "bucket", "tenant", "model", "key", "user")
-    query = UsageQuery(from_=args.from_, limit=1000, **given)
+    given = _flags_given(args, "to", "group_by", "bucket", "tenant", "model", "key")
+    query = UsageQuery(from_=args.from_, limit=1000, user=_user_hash(args), **given)
     now_us = _now_us()  # one range for all pages
     page = first = await usage_page(ask, query, now_us, args.kept_days)
     rows = page["data"]
@@ -145,6 +147,16 @@ async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
     else:
         say(_json(whole) if args.json else usage_text(whole, rows))
     return 0
+
+
+def _user_hash(args: argparse.Namespace) -> str:
+    """Return the hash of the user that is named, or given by its hash; empty: no user is. Raises BadRequest."""
+    user: str = args.user
+    if not user or re.fullmatch("[0-9a-f]{16}", user):
+        return user
+    if not args.tenant:
+        raise BadRequest("name the tenant of the user: --tenant")
+    return hashed_user(TenantId(args.tenant), user)
 
 
 async def _rebuild(ask: Ask, args: argparse.Namespace, say: Say) -> int:

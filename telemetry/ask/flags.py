@@ -91,7 +91,7 @@ def _add_usage_show(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("tenant", "model", "key"):
         parser.add_argument(f"--{name}", default="", help=f"only this {name}")
-    parser.add_argument("--user", default="", help="only the user with this hash")
+    parser.add_argument("--user", default="", help="only this user: the name, with --tenant, or the hash of 16 digits")
     parser.add_argument(
         "--kept-days",
         type=whole(1, 36_500),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,7 +16,9 @@ import pytest
 from stream_fabric.errors import BadRequest
 from stream_fabric.events import AttemptTrace, encode_event
 from stream_fabric.stream.frames import Usage
-from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, hashed_user, new_stream_id
+from telemetry.ask.command import show_usage
+from telemetry.ask.flags import add_usage
 from telemetry.ask.port import Row
 from telemetry.ask.queries import Value
 from telemetry.ask.reconcile import reconcile, reconcile_hours
@@ -220,6 +224,27 @@ def test_csv_has_exact_money_and_a_head_without_rows() -> None:
     )
     assert line == '2026-11-01T00:00:00Z,acme,"a,b",2,3,1,4,0,9007199254.740993,5,0.000007,-1.500000'
     assert usage_csv(page, []) == head
+
+
+async def test_a_user_is_named_or_given_by_its_hash(opened: Store) -> None:
+    parser, told = argparse.ArgumentParser(), list[str]()
+    add_usage(parser)
+
+    async def show(*flags: str) -> dict[str, Any]:
+        await show_usage(
+            StoreAsk(opened), parser.parse_args(["show", "--json", "--from", str(AT_US // 10**6), *flags]), told.append
+        )
+        found: dict[str, Any] = json.loads(told[-1])
+        return found
+
+    ann = hashed_user(TenantId("a"), "ann")
+    billed = msgspec.structs.replace(attempts()[1], at_us=AT_US, tenant=TenantId("a"), billed=True, user_hash=ann)
+    await put(opened, [*attempts(), billed], "first")
+    by_name = await show("--tenant", "a", "--user", "ann")
+    assert [row["requests"] for row in by_name["data"]] == [1]
+    assert (await show("--user", ann))["data"] == by_name["data"]
+    with pytest.raises(BadRequest, match="name the tenant of the user: --tenant"):
+        await show("--user", "ann")
 
 
 async def test_pages_follow_each_other_without_a_gap(opened: Store) -> None:
