@@ -186,6 +186,13 @@ def test_suspend_resume_rotate_revoke_delete(run: Run, server: RedisServer) -> N
     assert ok(run("audit", "--who", "nobody")) == "no change in this time\n"
 
 
+def test_a_change_of_nothing_changes_nothing(run: Run) -> None:
+    ok(run("tenants", "add", "acme"))
+    key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--json")))["id"]
+    assert f"changed key {key}" in ok(run("keys", "set", key))
+    assert "key.create" in ok(run("audit", "--subject", f"key:{key}", "--limit", "1"))
+
+
 def test_users_and_keys_are_changed(run: Run, server: RedisServer) -> None:
     ok(run("tenants", "add", "acme"))
     assert "no user" in ok(run("users", "list", "--tenant", "acme"))

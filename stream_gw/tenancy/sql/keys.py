@@ -97,6 +97,8 @@ class Keys:
         before = await self.find(key)
         self._check_valid(before)
         fields = given(change)
+        if not fields:
+            return before
         for name in ("scopes", "models", "regions"):
             if fields.get(name) is not None:
                 fields[name] = tuple(sorted(set(fields[name])))
