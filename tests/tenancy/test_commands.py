@@ -186,6 +186,21 @@ def test_suspend_resume_rotate_revoke_delete(run: Run, server: RedisServer) -> N
     assert ok(run("audit", "--who", "nobody")) == "no change in this time\n"
 
 
+@pytest.mark.parametrize("verb", ["add", "set"])
+def test_a_key_and_a_user_may_have_no_limits_where_the_plan_has_some(run: Run, verb: str) -> None:
+    plan = ("--key-requests-per-min", "5", "--user-requests-per-min", "5")
+    ok(run("plans", "add", "team", *plan))
+    ok(run("tenants", "add", "acme", "--plan", "team"))
+    free = ("--requests-per-min", "none", "--json")
+    for flags in (["keys", "add", "--tenant", "acme"], ["users", "add", "ann", "--tenant", "acme"]):
+        made = json.loads(ok(run(*flags, *(free if verb == "add" else ["--json"]))))
+        if verb == "set":
+            assert made["limits"] is None
+            ids = [made["id"]] if flags[0] == "keys" else ["ann", "--tenant", "acme"]
+            made = json.loads(ok(run(flags[0], "set", *ids, *free)))
+        assert made["limits"] == {}
+
+
 def test_a_change_of_nothing_changes_nothing(run: Run) -> None:
     ok(run("tenants", "add", "acme"))
     key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--json")))["id"]

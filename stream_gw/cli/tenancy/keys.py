@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from stream_fabric.accounts.records import NO_LIMITS
 from stream_fabric.arguments import whole
 from stream_gw.cli.tenancy.session import (
     Verb,
@@ -19,9 +18,9 @@ from stream_gw.cli.tenancy.session import (
     add_limit_flags,
     checked,
     limits_text,
-    merged_limits,
     moment_text,
     names,
+    own_limits,
     run_verb,
     show,
     table,
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
-    limits = merged_limits(args, "", NO_LIMITS)
+    limits = own_limits(args, None)
     asked = KeyCreate(
         args.tenant,
         args.label,
@@ -108,7 +107,7 @@ async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
         args.models,
         args.user,
         None if args.expires_days is None else int(args.expires_days * _DAY_S),
-        limits if limits.any else None,
+        None if limits is UNSET else limits,
         args.regions,
     )
     async with tenancy.change(actor()) as session:
@@ -120,14 +119,13 @@ async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
 async def _set(tenancy: Tenancy, args: argparse.Namespace) -> None:
     id_ = _id_of(args.key)
     async with tenancy.change(actor()) as session:
-        held = (await session.keys.find(id_)).limits or NO_LIMITS
-        limits = merged_limits(args, "", held)
+        limits = own_limits(args, (await session.keys.find(id_)).limits)
         change = KeyChange(
             UNSET if args.label is None else args.label,
             UNSET if args.scope is None else tuple(args.scope),
             UNSET if args.models is ... else args.models,
             UNSET if args.expires_days is None else _seconds(args.expires_days),
-            None if args.plan_limits else UNSET if limits == held else limits,
+            None if args.plan_limits else limits,
             UNSET if args.regions is ... else args.regions,
         )
         key = await session.keys.change(id_, checked(change))

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from stream_fabric.accounts.ports import TenantRecords
-from stream_fabric.accounts.records import Limits
+from stream_fabric.accounts.records import NO_LIMITS, Limits
 from stream_fabric.errors import FabricError
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
@@ -139,6 +140,13 @@ def merged_limits(args: argparse.Namespace, prefix: str, limits: Limits) -> Limi
     given = {name: getattr(args, f"{prefix.replace('-', '_')}{name}") for name in _LIMITS}
     changed = {name: None if value == NO_LIMIT else value for name, value in given.items() if value is not None}
     return msgspec.structs.replace(limits, **changed)
+
+
+def own_limits(args: argparse.Namespace, held: Limits | None) -> Limits | UnsetType:
+    """Return the limits of a key or user with those that were given as flags; UNSET: no flag was given."""
+    if all(getattr(args, name) is None for name in _LIMITS):
+        return UNSET
+    return merged_limits(args, "", held or NO_LIMITS)
 
 
 def _limit(text: str) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from stream_fabric.accounts.records import NO_LIMITS
 from stream_gw.cli.tenancy.session import (
     Verb,
     actor,
@@ -15,8 +14,8 @@ from stream_gw.cli.tenancy.session import (
     add_limit_flags,
     checked,
     limits_text,
-    merged_limits,
     moment_text,
+    own_limits,
     run_verb,
     show,
     table,
@@ -61,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
-    limits = merged_limits(args, "", NO_LIMITS)
+    limits = own_limits(args, None)
     asked = UserCreate(
-        args.tenant, args.user, args.label or "", bool(args.suspended), limits if limits.any else None
+        args.tenant, args.user, args.label or "", bool(args.suspended), None if limits is UNSET else limits
     )  # fmt: skip
     async with tenancy.change(actor()) as session:
         user = await session.users.create(checked(asked))
@@ -72,12 +71,11 @@ async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
 
 async def _set(tenancy: Tenancy, args: argparse.Namespace) -> None:
     async with tenancy.change(actor()) as session:
-        held = (await session.users.find(args.tenant, args.user)).limits
-        limits = merged_limits(args, "", held or NO_LIMITS)
+        limits = own_limits(args, (await session.users.find(args.tenant, args.user)).limits)
         change = UserChange(
             UNSET if args.label is None else args.label,
             UNSET if args.suspended is None else args.suspended,
-            None if args.plan_limits else UNSET if limits == (held or NO_LIMITS) else limits,
+            None if args.plan_limits else limits,
         )
         user = await session.users.change(args.tenant, args.user, checked(change))
     show(args, user, f"changed user {_text(user)}")
