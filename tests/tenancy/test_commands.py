@@ -27,6 +27,7 @@ from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_gw.auth import key_digest
 from stream_gw.auth.peppered import peppered_digest
 from stream_gw.cli.main import main
+from stream_gw.cli.tenancy.session import moment_text
 from stream_gw.tenancy.sql.schema import known_version
 from tests.support.redis import RedisServer
 from tests.tenancy.conftest import PEPPER
@@ -206,6 +207,30 @@ def test_a_change_of_nothing_changes_nothing(run: Run) -> None:
     key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--json")))["id"]
     assert f"changed key {key}" in ok(run("keys", "set", key))
     assert "key.create" in ok(run("audit", "--subject", f"key:{key}", "--limit", "1"))
+
+
+def test_the_audit_names_each_value_that_changed(run: Run) -> None:
+    budgets = ("--budget", "tenant_hour:tokens=50000000,micro=2000000000", "--budget", "tenant_month:micro=50000000")
+    ok(run("plans", "add", "team", "--tenant-requests-per-min", "600", "--tenant-streams", "50", *budgets))
+    ok(run("plans", "set", "team", "--tenant-streams", "60", "--budget", "tenant_month:micro=60000000"))
+    ok(run("tenants", "add", "acme", "--plan", "team"))
+    key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--expires-days", "30", "--json")))
+
+    def newest(subject: str) -> list[str]:
+        _, *lines = ok(run("audit", "--limit", "1", "--subject", subject)).splitlines()
+        return [line.strip() for line in lines]
+
+    assert newest("plan:team") == [
+        "tenant.streams: 50 -> 60", "budgets.tenant_month.micro: 50000000 -> 60000000"
+    ]  # fmt: skip
+    assert f"expires_at: none -> {moment_text(key['expires_at'])}" in newest(f"key:{key['id']}")
+    for flags, lines in (
+        (["--streams", "none"], ["limits: none -> {}"]),
+        (["--streams", "5"], ["limits.streams: none -> 5"]),
+        (["--plan-limits"], ["limits.streams: 5 -> none"]),
+    ):
+        ok(run("keys", "set", key["id"], *flags))
+        assert newest(f"key:{key['id']}") == lines
 
 
 def test_users_and_keys_are_changed(run: Run, server: RedisServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,8 +17,6 @@ from telemetry.ask.times import moment_us
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
-
-_VALUE_CHARS_MAX = 60
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,14 +47,25 @@ async def _list(tenancy: Tenancy, args: argparse.Namespace) -> None:
 
 def _text(event: AuditEvent) -> str:
     head = f"{moment_text(event.at)} {event.who}: {event.action} {event.subject}"
-    before, after = event.before or {}, event.after or {}
-    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    before, after = dict(_leaves(event.before or {})), dict(_leaves(event.after or {}))
+    names = {**before, **after}
+    changed = [name for name in names if before.get(name) != after.get(name)]
+    changed = [name for name in changed if not any(each.startswith(f"{name}.") for each in names)]  # {} and its values
     lines = [f"  {name}: {_value(before, name)} -> {_value(after, name)}" for name in changed]
     return "\n".join([head, *lines])
 
 
-def _value(fields: dict[str, Any], name: str) -> str:
-    if name not in fields:
+def _leaves(fields: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value within nested objects, with its path. One limit of ten that changes is one line of text."""
+    for name, value in fields.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{path}{name}.")
+        elif value is not None:
+            yield path + name, value
+
+
+def _value(leaves: dict[str, Any], name: str) -> str:
+    value = leaves.get(name)
+    if value is None:
         return "none"
-    text = msgspec.json.encode(fields[name]).decode()
-    return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"
+    return moment_text(value) if name.endswith("_at") else msgspec.json.encode(value).decode()
