@@ -125,8 +125,7 @@ class OpenAIEngine:
             await self._steps.start()
         await self.server_load.poll(self._session)
         if self.server_load.metrics.shown:
-            continues = await continues_chats(self._session, self._base_url, models[0], _CONNECT_S)
-            self._loaded = Loaded(adapters, continues_chats=continues)
+            self._loaded = Loaded(adapters, "", await continues_chats(self._session, self._base_url, models[0]))
             try:
                 async with asyncio.timeout(_CONNECT_S):
                     self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
@@ -279,6 +278,7 @@ class OpenAIEngine:
                 counts = self.server_load.metrics.shown
                 reader = ChunkReader(request.stream, sink, choices, counts=counts, prompts=prompts)
                 error = await self._serve_stream(request, running, reader)
+                self.server_load.receive_end(error)
                 usage = reader.usage
             else:
                 error, usage = await self._serve_document(request, sink)

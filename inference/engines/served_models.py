@@ -16,6 +16,7 @@ from stream_fabric.system_errors import reason
 log = logging.getLogger(__name__)
 
 _BEGUN = "Once upon a time"
+_PROMPT_S = 5.0
 
 
 class ServedModels(NamedTuple):
@@ -59,7 +60,7 @@ async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: 
     return ServedModels(names, adapters, _max_model_len(data))
 
 
-async def continues_chats(session: aiohttp.ClientSession, base_url: str, model: str, timeout_s: float) -> bool:
+async def continues_chats(session: aiohttp.ClientSession, base_url: str, model: str) -> bool:
     """Whether vLLM leaves an answer open that a chat asks it to continue.
 
     Its own templates for DeepSeek since V3.2 pass ``continue_final_message`` over and end the answer: the model would
@@ -69,7 +70,7 @@ async def continues_chats(session: aiohttp.ClientSession, base_url: str, model: 
     asked = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
     async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        timeout = aiohttp.ClientTimeout(total=_PROMPT_S)
         async with session.post(f"{base_url}/{path}", json={"model": model, **body}, timeout=timeout) as response:
             answer: dict[str, Any] = msgspec.json.decode(await response.read())
             return answer

@@ -9,8 +9,10 @@ from typing import Final
 import aiohttp
 
 from inference.engines.prometheus import RestartingCounter, VllmMetrics, missing_metrics, read_metrics
+from stream_fabric.errors import EngineLost
 from stream_fabric.limits import METRICS_BYTES_MAX
 from stream_fabric.process.http_client import read_start
+from stream_fabric.stream.frames import ErrorInfo
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,8 @@ _POLL_EVERY_S = 1.0
 SERVES_NONE: Final = (502, 503, 504)
 """Statuses of a proxy without a server behind it. llama.cpp answers 503 to most paths while it loads its model."""
 _TIMEOUT_S = 5.0
+_ENDS_S = 5.0
+"""vLLM's API server ends within this time after its engine process has died, and answers for its metrics until then."""
 _HEADERS = {"accept": "text/plain; version=0.0.4"}
 
 
@@ -31,6 +35,8 @@ class ServerLoad:
         """Metrics that the agent relies on and the server lacks."""
         self.refused = False
         """True when the server takes no connection, or takes requests and serves none."""
+        self._dead_until = 0.0
+        """Until then on the loop's clock, an answer for the metrics does not mean that requests are served."""
         self.serves_none = False
         """Whether a proxy before the server, or the server while it loads its model, answered for want of a server."""
         self._has_served = False
@@ -49,6 +55,15 @@ class ServerLoad:
     def prefix_hits(self) -> int:
         """Number of tokens found in the prefix cache."""
         return self._hits.total
+
+    def receive_end(self, error: ErrorInfo | None) -> None:
+        """Take how a request ended: the server may have told that its engine process is dead.
+
+        The pool would give the request back at once, if the replica were ready until the next reading.
+        """
+        if error is not None and error.code == EngineLost.code and not self.refused:
+            self.refused = True
+            self._dead_until = asyncio.get_running_loop().time() + _ENDS_S
 
     async def keep_polling(self, session: aiohttp.ClientSession) -> None:
         while True:
@@ -69,7 +84,8 @@ class ServerLoad:
         else:
             self.serves_none = self._has_served and status in SERVES_NONE
             self._has_served = self._has_served or status not in SERVES_NONE
-            self.refused = self.refused and self.serves_none
+            dead = asyncio.get_running_loop().time() < self._dead_until
+            self.refused = self.refused and (self.serves_none or dead)
             if status == 200:
                 self._receive(text)
             elif self.metrics.shown:  # a proxy's error: counters of 0 would look like a restart

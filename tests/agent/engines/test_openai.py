@@ -993,6 +993,29 @@ async def test_a_server_that_serves_nothing_is_not_ready(status: int) -> None:
         await engine.close()
 
 
+async def test_a_server_whose_engine_process_is_dead_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's API server answers for its metrics until it ends, and would be given the same requests again."""
+    polls = 0
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        nonlocal polls
+        polls += 1
+        return web.Response(text='vllm:num_requests_running{engine="0"} 0.0\n')
+
+    died = play(b'{"error":{"message":"EngineCore encountered an issue. See stack trace","code":500}}', status=500)
+    monkeypatch.setattr("inference.engines.server_load._POLL_EVERY_S", 0.05)
+    monkeypatch.setattr("inference.engines.server_load._ENDS_S", 1.0)
+    async with engine_on(died, gets={"/metrics": metrics}) as engine:
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        await sink.wait()
+        assert sink.error is not None and sink.error.code == "engine_lost"
+        told = polls
+        await eventually(lambda: polls > told + 1)
+        assert not engine.load().ready
+        await eventually(lambda: engine.load().ready, "the server to be asked again")
+
+
 async def test_a_path_of_metrics_that_never_answers_says_nothing_of_the_server() -> None:
     async def metrics(request: web.Request) -> web.StreamResponse:
         return web.Response(status=503)
