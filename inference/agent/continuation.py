@@ -54,6 +54,18 @@ class PriorChoice(msgspec.Struct, frozen=True):
     block: int = -1
     """Number of its open text block; -1: it has no output yet, or has ended."""
     ended: bool = False
+    pieces: tuple[tuple[int, int], ...] = ()
+    """Characters and tokens of its last deltas, the last one first."""
+
+    def tokens_within(self, chars: int) -> int:
+        """Return the tokens of the deltas that lie within the last ``chars`` characters of its text."""
+        count = 0
+        for size, tokens in self.pieces:
+            chars -= size
+            if chars < 0:
+                break
+            count += tokens
+        return count
 
 
 class PriorOutput(msgspec.Struct, frozen=True):
@@ -92,7 +104,7 @@ class PriorOutput(msgspec.Struct, frozen=True):
 
 def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
     """Read a stream's output so far from its frames. Raises CannotContinue when it is more than plain texts."""
-    blocks, texts, tokens = [-1] * choices, [[""] for _ in range(choices)], [0] * choices
+    blocks, texts, tokens = [-1] * choices, [list[str]() for _ in range(choices)], [list[int]() for _ in range(choices)]
     choice_of: dict[int, int] = {}
     closed: set[int] = set()
     ended: set[int] = set()
@@ -108,7 +120,7 @@ def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
                 raise CannotContinue(f"it has begun a block of kind {kind} beside or before its text")
             case Delta(block=block, text=part, tokens=count):
                 texts[choice_of[block]].append(part)
-                tokens[choice_of[block]] += count
+                tokens[choice_of[block]].append(count)
             case Close(block=block):
                 closed.add(choice_of[block])
             case ChoiceEnd(choice=choice, finish_reason=finish_reason):
@@ -116,9 +128,18 @@ def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
     if closed - ended:
         raise CannotContinue("its text had ended without a finish reason")
     found = [
-        PriorChoice("".join(texts[k]), tokens[k], -1 if k in ended else blocks[k], k in ended) for k in range(choices)
+        PriorChoice(
+            "".join(texts[k]), sum(tokens[k]), -1 if k in ended else blocks[k], k in ended, _pieces(texts[k], tokens[k])
+        )
+        for k in range(choices)
     ]
     return PriorOutput(tuple(found), prompt_tokens, finish_reason, max(choice_of, default=-1) + 1)
+
+
+def _pieces(texts: Sequence[str], tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return characters and tokens of the last deltas, as many as a last word may have."""
+    last = zip(reversed(texts[-_WORD_CHARS_MAX:]), reversed(tokens[-_WORD_CHARS_MAX:]), strict=True)
+    return tuple((len(text), count) for text, count in last)
 
 
 class Part(NamedTuple):
@@ -128,6 +149,8 @@ class Part(NamedTuple):
     request: EngineRequest
     tail: str = ""
     """End of the log's text that the request asks for again (``continued/healed.py``)."""
+    tail_tokens: int = 0
+    """Tokens of the tail that the request has beside those that are left; a part of the tail's first one is not."""
     whole: EngineRequest | None = None
     """The request for the rest after the ``tail``."""
 
@@ -163,8 +186,9 @@ def _part(number: int, request: EngineRequest, asked: dict[str, Any], prompt: An
     word = _LAST_WORD.search(before.text[-_WORD_CHARS_MAX:]) if asked.get("stop") else None
     if word is None or not word.start() or asked.get("logprobs") is not None:  # logprobs are not compared
         return Part(number, whole)
-    begun = msgspec.structs.replace(before, text=before.text[: -len(word[0])])
-    return Part(number, _continuing_request(request, asked, prompt, begun), word[0], whole)
+    again = before.tokens_within(len(word[0]))
+    begun = msgspec.structs.replace(before, text=before.text[: -len(word[0])], tokens=before.tokens - again)
+    return Part(number, _continuing_request(request, asked, prompt, begun), word[0], again, whole)
 
 
 def _continuing_request(

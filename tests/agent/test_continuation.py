@@ -63,14 +63,15 @@ def lines(*frames: Frame) -> list[bytes]:
 def test_what_was_said() -> None:
     assert prior_output([], 1).empty
     assert prior_output(lines(*TEXT[:2]), 1) == PriorOutput((PriorChoice(),), 7)
-    assert prior_output([*lines(*TEXT), encode_text(0, "Once "), encode_text(0, "more", 3)], 1) == said(
-        "Once more", 4, 0, 7
-    )
+    once_more = PriorChoice("Once more", 4, 0, pieces=((4, 3), (5, 1)))
+    told = [*lines(*TEXT), encode_text(0, "Once "), encode_text(0, "more", 3)]
+    assert prior_output(told, 1) == PriorOutput((once_more,), 7, "", 1)
     ended = [*TEXT, Delta(0, "x"), Close(0), ChoiceEnd(0, "stop")]
-    assert prior_output(lines(*ended), 1) == PriorOutput((PriorChoice("x", 1, -1, True),), 7, "stop", 1)
+    assert prior_output(lines(*ended), 1) == PriorOutput((PriorChoice("x", 1, -1, True, ((1, 1),)),), 7, "stop", 1)
     beside = [Open(0, 1, "text"), Delta(0, "x"), Open(1, 0, "text"), Delta(1, "y", 2), Close(0), ChoiceEnd(1, "stop")]
     both = prior_output(lines(*beside), 3)
-    assert both.choices == (PriorChoice("y", 2, 1), PriorChoice("x", 1, -1, True), PriorChoice())
+    first, second = PriorChoice("y", 2, 1, pieces=((1, 2),)), PriorChoice("x", 1, -1, True, ((1, 1),))
+    assert both.choices == (first, second, PriorChoice())
     assert (both.tokens, both.next_block, both.open_blocks, both.empty) == (3, 2, {0: 1}, False)
 
 

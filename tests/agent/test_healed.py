@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.agent.continuation import ContinuingSink, Part, PriorChoice, PriorOutput, continuing_requests
+from inference.agent.continuation import (
+    ContinuingSink,
+    Part,
+    PriorChoice,
+    PriorOutput,
+    continuing_requests,
+    prior_output,
+)
 from inference.agent.continued.healed import HealedSink
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
-from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Note, Open, Usage
+from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Note, Open, Usage, encode
 from tests.agent.engines.recorder import Recorder, chat, completion
 from tests.agent.rest import submit_rest
 from tests.support.virtual import run_virtual
@@ -55,16 +62,30 @@ def test_another_text_is_asked_for_whole(more: dict[str, Any]) -> None:
     assert (msgspec.json.decode(part.request.body)["prompt"], part.tail, part.whole) == ("A any by a", "", None)
 
 
-@given(pieces=st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=8), cut=st.integers(0, 12))
-def test_nothing_comes_twice_however_the_output_is_cut(pieces: list[str], cut: int) -> None:
-    run_virtual(_must_come_once(pieces, cut))
+def test_the_last_word_has_its_own_tokens_again() -> None:
+    """The rest is as long as without a death. A delta that only ends in the word has none again."""
+    lines = [encode(Open(0, 0, "text")), *(encode(Delta(0, text, 2)) for text in (" any", " b", "y a", "b", "c"))]
+    (part,) = continuing_requests(chat(1, max_tokens=20, **STOP), prior_output(lines, 1))
+    assert (part.tail, part.tail_tokens) == (" abc", 4)
+    body = msgspec.json.decode(part.request.body)
+    assert (body["messages"][-1]["content"], body["max_tokens"]) == (" any by", 14)
+    assert part.whole is not None and msgspec.json.decode(part.whole.body)["max_tokens"] == 10
 
 
-async def _must_come_once(pieces: list[str], cut: int) -> None:
+@given(
+    pieces=st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=8),
+    cut=st.integers(0, 12),
+    tail_tokens=st.integers(0, 3),
+)
+def test_nothing_comes_twice_however_the_output_is_cut(pieces: list[str], cut: int, tail_tokens: int) -> None:
+    run_virtual(_must_come_once(pieces, cut, tail_tokens))
+
+
+async def _must_come_once(pieces: list[str], cut: int, tail_tokens: int) -> None:
     text = "".join(pieces)
     tail = text[: min(cut, len(text))]
     sink, differs = Recorder(), []
-    healed = HealedSink(sink, tail, lambda: differs.append(1))
+    healed = HealedSink(sink, tail, tail_tokens, lambda: differs.append(1))
     healed.frame(Note("prompt", prompt_tokens=3))
     healed.frame(Open(0, 0, "text"))
     for piece in pieces:
@@ -82,7 +103,7 @@ async def _must_come_once(pieces: list[str], cut: int) -> None:
 )
 async def test_another_output_is_told_once_and_not_passed_on(output: list[Any]) -> None:
     sink, differs = Recorder(), []
-    healed = HealedSink(sink, " a", lambda: differs.append(1))
+    healed = HealedSink(sink, " a", 1, lambda: differs.append(1))
     for frame in (Open(0, 0, "text"), *output, Delta(0, "more"), ChoiceEnd(0, "stop")):
         healed.frame(frame)
     healed.end("completed", usage=Usage(3))

@@ -37,7 +37,7 @@ def ask_for_rest(stream: RunningStream, part: Part, sink: FrameSink, engine: Eng
         engine.abort(part.request.stream)
         asyncio.get_running_loop().call_soon(ask_for_whole)  # the engine is in the middle of its output
 
-    ask(stream, part.request, HealedSink(sink, part.tail, otherwise))
+    ask(stream, part.request, HealedSink(sink, part.tail, part.tail_tokens, otherwise))
 
 
 class HealedSink:
@@ -46,9 +46,10 @@ class HealedSink:
     Nothing but counts has been passed on until then.
     """
 
-    def __init__(self, sink: FrameSink, tail: str, otherwise: Callable[[], None]) -> None:
+    def __init__(self, sink: FrameSink, tail: str, tail_tokens: int, otherwise: Callable[[], None]) -> None:
         self._sink = sink
         self._left = tail
+        self._tail_tokens = tail_tokens
         self._otherwise = otherwise
         self._begun: Open | None = None
         """The text's block, until there is something to pass on."""
@@ -67,6 +68,10 @@ class HealedSink:
         if same and not text:
             self._dropped += tokens
             return
+        if same:  # the end of the tail and new text came together
+            again = min(max(self._tail_tokens - self._dropped, 0), tokens - 1)
+            self._dropped += again
+            tokens -= again
         self._pass_block()
         self._sink.text(block, text, tokens)
 
