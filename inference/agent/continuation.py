@@ -150,7 +150,7 @@ class Part(NamedTuple):
     tail: str = ""
     """End of the log's text that the request asks for again (``continued/healed.py``)."""
     tail_tokens: int = 0
-    """Tokens of the tail that the request has beside those that are left; a part of the tail's first one is not."""
+    """Tokens that the request has for the tail, beside those that are left: those of the deltas within it."""
     whole: EngineRequest | None = None
     """The request for the rest after the ``tail``."""
 

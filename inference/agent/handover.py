@@ -24,6 +24,7 @@ from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.stream.frames import Close, Note, Usage, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.log import Head
 
 log = logging.getLogger(__name__)
 
@@ -152,12 +153,10 @@ class Handover:
         The doorbell of such a cancel may be late, or lost. The function raises FabricError.
         """
 
-        async def bill() -> None:
-            if not self._streams.is_running(stream):
-                return
+        async def bill(head: Head) -> None:
             producer = stream.producer
-            (head,) = await self._log.heads(stream.partition, [stream.name], None)
-            if head is None or head.cancelled_at < 0 or str(head.epoch) != producer.epoch:
+            is_ours = self._streams.is_running(stream) and str(head.epoch) == producer.epoch
+            if not is_ours or head.cancelled_at < 0:
                 return
             if producer.last == producer.base:  # it has produced nothing: earlier producers' usage is the bill
                 _, used = await self._log.settled(stream.name) or ("", Usage())

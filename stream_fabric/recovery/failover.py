@@ -32,8 +32,8 @@ from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import Head
 
-OwnBill = Callable[[], Awaitable[None]]
-"""Writes a replica's own bill of a stream, if the stream has ended in its epoch. Raises FabricError."""
+OwnBill = Callable[[Head], Awaitable[None]]
+"""Writes a replica's own bill of a stream with this head, if it was cancelled in its epoch. Raises FabricError."""
 _NONCE_BYTES = 4
 _UNBILLED_MAX = 10_000
 """Fences without a bill that are remembered; another process may have repeated them."""
@@ -264,7 +264,7 @@ class Failover:
             is_fenced = head.status == "failed" and head.epoch.n != work.parsed_epoch().n
             await self._report(pool, replica, work, error if is_fenced else None, billed=True)
         elif own_bill is not None:
-            await own_bill()
+            await own_bill(head)
 
     async def fence(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, epoch: Epoch) -> None:
         """End the stream in its log, with its bill, unless another producer has begun a newer epoch.

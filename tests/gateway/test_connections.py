@@ -397,8 +397,8 @@ async def answering(scope: Any, receive: Any, send: Any) -> None:
 
 async def test_a_tenant_whose_clients_do_not_read_gets_no_further_large_answers() -> None:
     """80 connections that read nothing of 7 MiB took 640 MB of a gateway, and more took more."""
-    async with serving(answering) as server, AsyncExitStack() as stack:
-        server.config.unsent = unsent = UnsentBytes(40 * MIB, 10 * MIB)  # type: ignore[attr-defined]
+    unsent = UnsentBytes(40 * MIB, 10 * MIB)
+    async with serving(answering, unsent=unsent) as server, AsyncExitStack() as stack:
         gate = gate_of(server)
 
         async def ask(path: str) -> Exchange:
@@ -423,8 +423,8 @@ async def test_a_tenant_whose_clients_do_not_read_gets_no_further_large_answers(
 
 
 async def test_no_tenants_fill_a_gateway_together() -> None:
-    async with serving(answering) as server, AsyncExitStack() as stack:
-        server.config.unsent = unsent = UnsentBytes(20 * MIB, 10 * MIB)  # type: ignore[attr-defined]
+    unsent = UnsentBytes(20 * MIB, 10 * MIB)
+    async with serving(answering, unsent=unsent) as server, AsyncExitStack() as stack:
         for tenant in (b"a", b"b", b"c"):
             exchange = await stack.enter_async_context(gate_of(server).connection(4096))
             await exchange.send(b"GET /%b HTTP/1.1\r\n\r\n" % tenant)
