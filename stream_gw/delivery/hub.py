@@ -15,7 +15,7 @@ from typing import Any
 from stream_fabric.errors import FabricError, NotFound, StreamGwError, StreamLost, TooMany
 from stream_fabric.limits import ORPHAN_GRACE_S, STREAMS_PER_GATEWAY_MAX, SUBSCRIBERS_PER_STREAM_MAX
 from stream_fabric.ports import Clock, StreamLog, Subscribe
-from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.cursor import END, Cursor, Epoch
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId
 from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import Need, Reader
@@ -189,11 +189,16 @@ class Hub:
         local = sub.local
         loop = asyncio.get_running_loop()
         missing_since: float | None = None
+        deleted = False
         try:
             while sub.reader.need is Need.PAGE:
                 before = sub.reader.cursor
                 try:
                     page = await self.log.watch(local.id, None, self.gateway, before)
+                    if page is None and deleted:  # and its producer has not made it again between the two reads
+                        local.fail(sub, content_deleted(local.id))
+                        return
+                    deleted = page is None and await self._is_deleted(local.id)
                 except FabricError as error:
                     # The watchdog decides how long the fabric may be away, and then closes the reader
                     log.warning("stream not read, retrying: stream=%s error=%s", local.id, error)
@@ -217,6 +222,11 @@ class Hub:
             local.fail(sub, encoding_failed())
         finally:
             sub.catching_up = False
+
+    async def _is_deleted(self, stream: StreamId) -> bool:
+        """Whether a stream has ended that has no content for readers. Its record outlives the content for a while."""
+        page = await self.log.watch(stream, None, None, END)
+        return page is not None and page.status != "live"
 
     # --- the fabric's state --------------------------------------------------------------------------------
 
@@ -249,6 +259,14 @@ class Hub:
 def no_stream(stream: str) -> NotFound:
     """Make the error of a stream that does not exist or is not the caller's: the same, so that neither is told."""
     return NotFound(f"no stream {stream}: it never existed, belongs to another caller, or its retention has passed")
+
+
+def content_deleted(stream: str) -> NotFound:
+    """Make the error of a reader that lacks frames which were deleted."""
+    return NotFound(
+        f"the content of stream {stream} was deleted before it was read to the end: by its tenant, or because its plan "
+        "keeps none"
+    )
 
 
 def stream_gone() -> StreamLost:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stream_fabric import errors
-from stream_fabric.errors import FabricUnavailable, StreamGwError
+from stream_fabric.errors import FabricUnavailable, NotFound, StreamGwError
 from stream_fabric.limits import ORPHAN_GRACE_S, WATCHDOG_S
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Candidate
@@ -23,7 +23,7 @@ from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis_url import Address
-from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Status
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.stream.log import Head
@@ -333,6 +333,23 @@ async def test_a_stream_whose_readers_have_left_takes_no_later_reader_with_it() 
         assert list(hub.local.values()) == [came.local] and not outlet.failures
         hub.abandon(came.local, FabricUnavailable("Redis is away"))
         assert not hub.local and len(outlet.failures) == 1
+
+
+async def test_a_reader_whose_stream_is_deleted_hears_so_at_once(redis_client: RedisClient) -> None:
+    """Else it waits, as after a loss of Redis, for a producer that makes the stream again."""
+    log, stream, tenant = RedisStreamLog(redis_client, Partitions(4)), ask().stream, TenantId("acme")
+    await log.create(stream, Epoch(1, "aa"), tenant, b"{}", None)
+    await log.cancel(stream, tenant)
+    outlet, loop = Reading(), asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), log, HostClock(), silent, tasks)
+        page = await hub.read_page(stream, tenant, BEGINNING)
+        assert await log.delete(stream, tenant)
+        since = loop.time()
+        hub.follow(stream, page, BEGINNING, None, outlet, exact=True)
+        await eventually(lambda: outlet.failures, "the reader's error")
+    assert loop.time() - since < ORPHAN_GRACE_S / 2
+    assert [type(error) for error in outlet.failures] == [NotFound] and "was deleted" in str(outlet.failures[0])
 
 
 async def test_servers_that_are_subscribed_one_after_another_at_the_start_are_no_outage() -> None:

@@ -302,9 +302,7 @@ def _is_late(world: World, client: Client) -> bool:
     """Whether the client came, or came back, when its stream was deleted."""
     if client.stream is None or not world.fabric.is_deleted(client.stream):
         return False
-    # The gateway had looked for the stream and not yet read it, or could not hear of its end
-    is_behind = not client.lines or "cut" in world.faults
-    return client.told in (["lost"], ["not_found"]) or (client.told == ["stream_lost"] and is_behind)
+    return client.told in (["lost"], ["not_found"])
 
 
 def _moved_on(world: World, client: Client, state: StreamState) -> bool:
