@@ -188,7 +188,8 @@ class TenantRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     suspended: bool = False
     """True: its keys are refused as if they were revoked."""
     prices: dict[str, Prices] = {}
-    """Prices by model, before those of all tenants; ``*``: each model that is not named."""
+    """Prices by model, before those of all tenants; ``*``: each model that is not named; ``<model>@<tier>``: its
+    requests of one tier."""
 
 
 class UserRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -207,7 +208,8 @@ class UserRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PricesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Prices by model for all tenants; ``*``: each model that is not named."""
+    """Prices by model for all tenants; ``*``: each model that is not named; ``<model>@<tier>``: its requests of one
+    tier."""
 
     prices: dict[str, Prices] = {}
 

@@ -22,6 +22,7 @@ from stream_fabric.accounts.records import (
     record_name,
 )
 from stream_fabric.events import Prices
+from stream_fabric.pool.placement import TIERS
 from stream_fabric.pool.queue import Lane
 from stream_fabric.ports import Random
 from stream_fabric.stream.ids import TenantId, UserId
@@ -187,11 +188,15 @@ class KeyStore:
         found.append(Subject(f"model:{model}", plan.model.get(model, plan.model.get("*", NO_LIMITS))))
         return [each for each in found if each.limits.any or (self.published and each.name.startswith(_REVOCABLE))]
 
-    def prices(self, tenant: TenantId, model: str) -> Prices | None:
-        """Return the prices of the model for the tenant; None: there are none."""
+    def prices(self, tenant: TenantId, model: str, rank: int) -> Prices | None:
+        """Return the prices of the model for the tenant's requests of the tier; None: there are none.
+
+        ``rank``: index into ``TIERS``. An entry ``<model>@<tier>`` comes before that of the model.
+        """
         record = self._tenants.get(tenant)
         own = record.prices if record is not None else {}
-        found = (prices.get(name) for prices in (own, self._prices) for name in (model, "*"))
+        names = (f"{model}@{TIERS[rank]}", model, f"*@{TIERS[rank]}", "*")
+        found = (prices.get(name) for prices in (own, self._prices) for name in names)
         return next((each for each in found if each is not None), None)
 
     def content_bytes(self, tenant: TenantId) -> int:

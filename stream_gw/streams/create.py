@@ -141,7 +141,7 @@ class StreamCreation:
                 return attached
         facts = StreamFacts.of(stream, created_ms(stream) // 1000, request)
         trace.facts, trace.user, trace.pool, trace.tier = facts, user, pool, request.tier
-        trace.prices = records.prices(who.tenant, request.model)
+        trace.prices = records.prices(who.tenant, request.model, request.tier)
         epoch = Epoch(1, parts.random.token_hex(4))
         is_new = stream == claimed
         async with self._keys.freeing(call, stream, is_new=is_new):

@@ -81,7 +81,8 @@ class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: Label = ""
     plan: Name = DEFAULT_PLAN
     prices: dict[Model, Price] = {}
-    """Prices by model before those of all tenants; ``*``: each model that is not named."""
+    """Prices by model before those of all tenants; ``*``: each model that is not named; ``<model>@<tier>``: its
+    requests of one tier."""
 
 
 class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,7 +201,8 @@ class TenantUser(msgspec.Struct, frozen=True):
 
 
 class ModelPrice(Price, frozen=True, kw_only=True):
-    """Price of one model for all tenants. ``model`` ``*``: each model that is not named."""
+    """Price of one model for all tenants. ``model`` ``*``: each model that is not named; ``<model>@<tier>``: its
+    requests of one tier."""
 
     model: Model
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
 from stream_fabric.events import Prices
 from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, USER_CHARS_MAX
+from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostRandom
 from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth import (
@@ -101,7 +102,7 @@ def test_a_wrong_keys_file_names_file_and_field(tmp_path: Path, text: str, names
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
-def test_prices_a_tenants_own_come_first(tmp_path: Path) -> None:
+def test_prices_a_tenants_own_come_first_and_then_those_of_the_tier(tmp_path: Path) -> None:
     store = load(
         tmp_path,
         """
@@ -109,8 +110,13 @@ def test_prices_a_tenants_own_come_first(tmp_path: Path) -> None:
         prompt = 150000
         cached = 75000
         output = 600000
+        [price."llama@batch"]
+        prompt = 75000
+        output = 300000
         [price."*"]
         prompt = 10
+        [price."*@free"]
+        prompt = 1
         [[tenant]]
         id = "acme"
         [tenant.price."*"]
@@ -118,10 +124,15 @@ def test_prices_a_tenants_own_come_first(tmp_path: Path) -> None:
         """,
     )
     acme, other = TenantId("acme"), TenantId("other")
-    assert store.prices(acme, "llama") == Prices(0, 0, 500_000)
-    assert store.prices(other, "llama") == Prices(150_000, 75_000, 600_000)
-    assert store.prices(other, "else") == Prices(10, 10, 0), "what is cached costs what the others do"
-    assert KeyStore([dev_record("acme", KEY)]).prices(acme, "llama") is None
+    standard, batch, free = map(TIERS.index, ("standard", "batch", "free"))
+    assert store.prices(acme, "llama", standard) == Prices(0, 0, 500_000)
+    assert store.prices(acme, "llama", batch) == Prices(0, 0, 500_000)
+    assert store.prices(other, "llama", standard) == Prices(150_000, 75_000, 600_000)
+    assert store.prices(other, "llama", batch) == Prices(75_000, 75_000, 300_000)
+    assert store.prices(other, "llama", free) == Prices(150_000, 75_000, 600_000), "the model's own come before *@free"
+    assert store.prices(other, "else", standard) == Prices(10, 10, 0), "what is cached costs what the others do"
+    assert store.prices(other, "else", free) == Prices(1, 1, 0)
+    assert KeyStore([dev_record("acme", KEY)]).prices(acme, "llama", standard) is None
     with pytest.raises(ValueError, match=r"keys\.toml.*prompt"):
         load(tmp_path, '[price."m"]\nprompt = -1\n[[tenant]]\nid = "a"\n')
 

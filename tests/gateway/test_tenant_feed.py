@@ -213,9 +213,9 @@ async def test_keys_of_the_previous_pepper_are_found_in_the_same_way() -> None:
 async def test_prices_of_the_tenant_come_first(gateway: Gateway) -> None:
     all_prices = PricesRecord({"m": Prices(1, 1, 1), "*": Prices(2, 2, 2)})
     await gateway.publish(all_prices, PlanRecord("pro"), TenantRecord("acme", "pro", prices={"*": Prices(3, 3, 3)}))
-    assert gateway.keys.prices(ACME, "m") == Prices(3, 3, 3)
-    assert gateway.keys.prices(TenantId("other"), "m") == Prices(1, 1, 1)
-    assert gateway.keys.prices(TenantId("other"), "else") == Prices(2, 2, 2)
+    assert gateway.keys.prices(ACME, "m", 1) == Prices(3, 3, 3)
+    assert gateway.keys.prices(TenantId("other"), "m", 1) == Prices(1, 1, 1)
+    assert gateway.keys.prices(TenantId("other"), "else", 1) == Prices(2, 2, 2)
 
 
 async def test_a_record_of_a_newer_release_is_skipped_and_counted(gateway: Gateway) -> None:

@@ -37,6 +37,7 @@ class Gates(NamedTuple):
     """A key of a tenant whose plan names its models."""
     kane: Gate
     """Another key of that tenant, which is limited to models itself."""
+    tyrell: Gate
 
 
 TENANTS = {
@@ -46,6 +47,7 @@ TENANTS = {
     "initech": ["initech", "second"],
     "hooli": ["hooli"],
     "wayne": ["wayne", "kane"],
+    "tyrell": ["tyrell"],
 }
 
 
@@ -59,6 +61,7 @@ def platform() -> Iterator[Running]:
 def gates(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
     keys = [new_key(HostRandom()) for _ in Gates._fields]
     lines = ['[price."*"]', "prompt = 1_000_000", "cached = 500_000", "output = 2_000_000"]
+    lines += ['[price."*@batch"]', "prompt = 0", "output = 500_000"]
     lines += ["[plan.named]", 'models = ["sim-small"]']
     for tenant, names in TENANTS.items():
         lines += ["[[tenant]]", f'id = "{tenant}"', *(['plan = "named"'] if tenant == "wayne" else [])]
@@ -207,6 +210,13 @@ async def test_a_plan_that_names_models_hides_no_key_from_its_tenant(gates: Gate
     assert (await until_requests(wayne, 2))["output_tokens"] == 20
     assert len(await sums(wayne, group_by="key")) == 2
     assert (await until_requests(kane, 1))["output_tokens"] == 11, "it is limited to models, others may not be"
+
+
+async def test_batch_work_is_billed_at_the_price_of_its_tier(gates: Gates) -> None:
+    tokens = await streamed(gates.tyrell, 40, service_tier="flex")
+    assert (await until_requests(gates.tyrell, 1))["price_micro"] == tokens // 2 == 20
+    tokens = await streamed(gates.tyrell, 40)
+    assert (await until_requests(gates.tyrell, 2))["price_micro"] > 20 + 2 * tokens
 
 
 async def test_without_telemetry_usage_says_so(platform: Running) -> None:

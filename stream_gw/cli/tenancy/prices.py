@@ -23,7 +23,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     listing = verbs.add_parser("list", help="list prices", parents=[common])
     delete = verbs.add_parser("delete", help="delete the price of a model", parents=[common])
     for verb in (change, delete):
-        verb.add_argument("model", help="name of the model; *: each model without a price of its own")
+        verb.add_argument(
+            "model",
+            help="name of the model; *: each model without a price of its own; MODEL@TIER: its requests of one tier",
+        )
     for verb in (change, listing, delete):
         verb.add_argument("--tenant", help="prices of this tenant, which come first (default: of all tenants)")
     change.add_argument("--prompt", type=_amount, required=True, metavar="N", help=f"prompt tokens: {_UNIT}")

@@ -31,7 +31,8 @@ class EarlyChecks:
         parts = self._parts
         request, user, *_ = await permitted(parts, self._readiness, who, request)
         terms = terms_of(parts, who, request, user, parts.clock.now_us() // 1000)
-        fail_open, prices = parts.settings.limits_fail_open, parts.authenticator.keys.prices(who.tenant, request.model)
+        fail_open = parts.settings.limits_fail_open
+        prices = parts.authenticator.keys.prices(who.tenant, request.model, request.tier)
         try:
             await self._admission.check(who.tenant, terms, prices, prepares=prepares, fail_open=fail_open)
         except RateLimited:  # a known key attaches to a stream, which no limit refuses

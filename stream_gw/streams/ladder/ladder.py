@@ -135,7 +135,7 @@ class Ladder:
             else estimated_tokens(request.prompt, request.input_bytes, estimates.bytes_per_token),
             output_tokens=max(1, int(min(limit, estimates.output_tokens))) * request.n,
             prefix=array("I", hashes).tobytes(),
-            prices=parts.authenticator.keys.prices(work.tenant, model),
+            prices=parts.authenticator.keys.prices(work.tenant, model, work.rank),
         )
         return msgspec.structs.replace(made, facts=encoded_meta(facts, self.user, made, pool_of(pool)))
 
