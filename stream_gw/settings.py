@@ -135,6 +135,12 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         description="Models that take images, separated by commas; /v1/models then lists their input_modalities, and "
         "the chat page lets its users attach images; *: every model; empty: none",
     )
+    media_domains: str = Field(
+        "",
+        pattern=r"^(\*|[A-Za-z0-9.-]+( *, *[A-Za-z0-9.-]+)*)?$",
+        description="Hosts whose URLs of images, audio, video and files engines may fetch, separated by commas, for "
+        "example images.example; *: every host that the engine reaches, internal ones too; empty: none, only data URLs",
+    )
     drain_delay_s: float = Field(
         0.0,
         ge=0,

@@ -147,6 +147,7 @@ def plugin_flags(plugins: PlugIns) -> list[str]:
 def environment(api_key: str, flags: Sequence[str], plugins: PlugIns) -> dict[str, str]:
     """Return vLLM's environment: this process's, without stream-gw's settings, which hold secrets."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
+    env.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # a host that the gateway allows may redirect to any other
     if can_sleep(flags):
         env["VLLM_SERVER_DEV_MODE"] = "1"  # without it vLLM has no sleep endpoints
     if api_key:

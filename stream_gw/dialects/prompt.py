@@ -29,6 +29,21 @@ _NOT_CARRIED = {
     "use_beam_search": "vLLM does not stream it; ask for several choices with n and logprobs",
 }
 """vLLM's fields whose answer has no place in a stream, and the way to the same."""
+_PLACED = "the platform chooses the replica and its KV cache; leave it out"
+_CONTROLS = {
+    "priority": "a request's place in the queue comes from service_tier",
+    "lora_path": "send the adapter's name as model",
+    "input_ids": "send token ids as the prompt of /v1/completions",
+    "session_params": "send session_id",
+    "custom_logit_processor": "clients cannot run code in the engine; leave it out",
+    "rid": "the platform names requests; leave it out",
+    **dict.fromkeys(
+        ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+         "disagg_prefill_dp_rank", "routed_dp_rank", "data_parallel_rank", "id_slot"),
+        _PLACED,
+    ),
+}  # fmt: skip
+"""Fields of vLLM, SGLang and llama.cpp by which one client could reach beyond its own request, and what to send."""
 _THOUGHTS = ("reasoning", "reasoning_content", "refusal", "annotations", "audio")
 """Fields of an assistant's message that clients repeat or leave out; templates leave them out of later prompts."""
 
@@ -174,6 +189,13 @@ def check_answerable(fields: Mapping[str, msgspec.Raw]) -> None:
         raise Unsupported("functions are not taken here; send them as tools, with tool_choice", param="functions")
     if "modalities" in fields and "audio" in (msgspec.json.decode(fields["modalities"]) or ()):
         raise Unsupported("this platform makes text only; send modalities without audio", param="modalities")
+
+
+def check_controls(fields: Mapping[str, msgspec.Raw]) -> None:
+    """Check that a request has no field that controls the engine for others too. Raises Unsupported."""
+    for name in fields.keys() & _CONTROLS.keys():
+        if bytes(fields[name]) != b"null" and not (name == "priority" and bytes(fields[name]) == b"0"):
+            raise Unsupported(f"{name} is not taken from clients: {_CONTROLS[name]}", param=name)
 
 
 def check_carried(fields: Mapping[str, msgspec.Raw]) -> None:

@@ -17,7 +17,7 @@ from stream_fabric.limits import (
     REPAIRS_MAX,
     USER_CHARS_MAX,
 )
-from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_carried, check_prompts
+from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_carried, check_controls, check_prompts
 from stream_gw.dialects.sessions import cache_key_of, conversation_of
 
 Generated = Literal["chat", "completions"]
@@ -199,6 +199,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     """Read the fields common to all kinds. Raises BadRequest."""
     for name in fields.keys() & _ENGINE_TYPES.keys():
         field(fields, name, _ENGINE_TYPES[name])
+    check_controls(fields)
     if kind in ("chat", "completions"):
         check_carried(fields)
         _check_sampling(fields)

@@ -36,6 +36,7 @@ from stream_gw.streams.budgets.reservation import Reservation
 from stream_gw.streams.chats.turn import bindings
 from stream_gw.streams.checks.caller import permitted
 from stream_gw.streams.checks.early import terms_of
+from stream_gw.streams.checks.media import check_media
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
@@ -375,6 +376,7 @@ async def _checked(
     """
     request, user, regions, pool = await permitted(parts, readiness, call.who, call.request)
     call.trace.regions = regions
+    await off_loop(len(bytes(request.body)), lambda: check_media(request.body, parts.settings.media_domains))
     if context := parts.directory.context(pool, request.model, regions):
         await off_loop(request.prompt_bytes, lambda: check_context(request, context))
     return call if request is call.request else replace(call, request=request), user, regions, pool

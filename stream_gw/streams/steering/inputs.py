@@ -29,6 +29,7 @@ from stream_gw.dialects.context import least_tokens, told_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.privacy.prompt_moderation import moderate_input
 from stream_gw.streams.admission import limited_input
+from stream_gw.streams.checks.media import check_media
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.streams.steering.items import check_input_id, user_message
@@ -81,6 +82,7 @@ class StreamInputs:
         page, meta = await self._reads.read_head(who, stream, "input")
         check_steerable(meta.facts)
         message = user_message(item)
+        check_media(msgspec.Raw(b'{"messages":' + bytes(message) + b"}"), self._parts.settings.media_domains)
         if page.status != "live" and not await self._log.inputs(StreamId(stream)):
             return "terminal"
         sizes = await self._sizes(StreamId(stream), page)

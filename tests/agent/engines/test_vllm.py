@@ -167,6 +167,7 @@ async def test_start_is_over_when_a_token_came_out(make: Make, tmp_path: Path, m
     assert call["pid"] == engine.pid
     assert call["argv"][:4] == ["-m", "vllm.entrypoints.cli.main", "serve", "m"]
     assert call["env"]["VLLM_API_KEY"] == "own"
+    assert call["env"]["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0", "an allowed host may redirect to any other"
     assert "secret" not in str(call["env"])
     sink = Recorder()
     engine.submit(completion(1, max_tokens=3), sink)
