@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ log = logging.getLogger(__name__)
 
 _BEGUN = "Once upon a time"
 _PROMPT_S = 5.0
+_TIMES = (9, 10)
+"""OpenSSL's codes of a certificate that is not valid yet, and of one that has expired."""
+_NAMES = (62, 64)
+"""OpenSSL's codes of a certificate for another name, and for another address."""
 
 
 class ServedModels(NamedTuple):
@@ -42,13 +47,22 @@ async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: 
                 raise EngineFailed(
                     f"{url} answered {response.status}: the model server loads its model or does not run; wait for it"
                 )
-            if response.status != 200:
+            if response.status in (401, 403):
                 raise EngineFailed(
-                    f"{url} answered {response.status}; check the API key and that the server is OpenAI-compatible"
+                    f"{url} answered {response.status}: it refuses the API key; "
+                    "set --upstream-api-key (STREAM_GW_UPSTREAM_API_KEY) to the server's"
                 )
+            if response.status != 200:
+                raise EngineFailed(f"{url} answered {response.status}; check that the server is OpenAI-compatible")
             data = msgspec.json.decode(body)["data"]
             names = [item["id"] for item in data]
             adapters = tuple(item["id"] for item in data if item.get("parent"))
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise EngineFailed(f"the certificate of {url} does not verify: {_certificate_fault(error)}") from error
+    except aiohttp.ClientConnectorSSLError as error:
+        raise EngineFailed(
+            f"{url} refuses TLS ({_tls_fault(error)}); if the server speaks no TLS, --upstream begins with http://"
+        ) from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise EngineFailed(f"{url} does not answer ({reason(error)}); start the model server first") from error
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
@@ -58,6 +72,25 @@ async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: 
     if not names:
         raise EngineFailed(f"{url} lists no model")
     return ServedModels(names, adapters, _max_model_len(data))
+
+
+def _tls_fault(error: aiohttp.ClientConnectorSSLError) -> str:
+    fault = error.os_error
+    return (isinstance(fault, ssl.SSLError) and fault.reason) or str(error)
+
+
+def _certificate_fault(error: aiohttp.ClientConnectorCertificateError) -> str:
+    """Return what is wrong with a server's certificate, and the remedy."""
+    fault = error.certificate_error
+    if not isinstance(fault, ssl.SSLCertVerificationError):
+        return str(fault)
+    if fault.verify_code in _TIMES:
+        remedy = "renew it, or correct this host's clock"
+    elif fault.verify_code in _NAMES:
+        remedy = "name the host in --upstream as the certificate has it"
+    else:
+        remedy = "set SSL_CERT_FILE to a PEM file with the CA that signed it"
+    return f"{fault.verify_message.rstrip('.')}; {remedy}"
 
 
 async def continues_chats(session: aiohttp.ClientSession, base_url: str, model: str) -> bool:

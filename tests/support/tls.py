@@ -66,6 +66,13 @@ class Authority:
         context.load_cert_chain(self.client.cert, self.client.key)
         return context
 
+    def server_context(self, certificate: Certificate | None = None) -> ssl.SSLContext:
+        """A server's; without a certificate, that of ``server``."""
+        shown = certificate or self.server
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(shown.cert, shown.key)
+        return context
+
     def config(self, *, clients: bool = False) -> dict[str, str]:
         """A server's or a sentinel's settings; ``clients``: they need certificates too."""
         return {

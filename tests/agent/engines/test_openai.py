@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -18,15 +20,18 @@ import pytest
 from aiohttp import web
 
 from inference.engines.openai import OpenAIEngine
+from inference.engines.served_models import list_models
 from inference.engines.upstream.answers import upstream_error
 from inference.engines.upstream.chunks import ChunkReader
 from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
 from stream_fabric.limits import FRAME_BYTES_MAX, ITEM_CHARS_MAX, STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineRequest
+from stream_fabric.process.http_client import open_session
 from stream_fabric.stream.frames import ErrorInfo, Note, Open, Usage, encode
 from stream_fabric.stream.ids import derived_id
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import Handler, play, server
+from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
 CHAT = "/v1/chat/completions"
@@ -816,7 +821,12 @@ async def test_start_names_the_models_or_the_url_and_what_to_do() -> None:
     async def loading(request: web.Request) -> web.StreamResponse:
         return web.Response(status=503)
 
-    answers = ((refuse, "401"), (loading, "loads its model"), (empty, "no model"), (prose, "OpenAI-compatible"))
+    answers = (
+        (refuse, "401.*--upstream-api-key"),
+        (loading, "loads its model"),
+        (empty, "no model"),
+        (prose, "OpenAI-compatible"),
+    )
     for models, told in answers:
         async with server({}, {"/v1/models": models}) as url:
             engine = OpenAIEngine(url)
@@ -828,6 +838,27 @@ async def test_start_names_the_models_or_the_url_and_what_to_do() -> None:
     with pytest.raises(EngineFailed, match=r"http://127\.0\.0\.1:9/v1/models"):
         await engine.start()
     await engine.close()
+
+
+async def test_start_says_what_keeps_tls_from_working(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    expired = authority.issue("expired", "subjectAltName=IP:127.0.0.1", days=-1)
+
+    async def refused(url: str, tls: ssl.SSLContext | None = None) -> str:
+        async with open_session(total_s=5, tls=tls) as session:
+            with pytest.raises(EngineFailed) as raised:
+                await list_models(session, url, 5)
+        return raised.value.message
+
+    async with server({}, tls=authority.server_context()) as url:
+        assert "issuer certificate; set SSL_CERT_FILE" in await refused(url)
+        async with open_session(total_s=5, tls=authority.context()) as session:
+            assert (await list_models(session, url, 5)).names == ["sim-small", "other"]
+        assert "--upstream as the certi" in await refused(url.replace("127.0.0.1", "localhost"), authority.context())
+    async with server({}, tls=authority.server_context(expired)) as url:
+        assert "expired; renew it, or correct this host's clock" in await refused(url, authority.context())
+    async with server({}) as url:
+        assert "(WRONG_VERSION_NUMBER); if the server speaks no TLS" in await refused(url.replace("http:", "https:"))
 
 
 @pytest.mark.parametrize(

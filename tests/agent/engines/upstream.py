@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -240,7 +241,9 @@ async def _models(request: web.Request) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def server(posts: dict[str, Handler], gets: dict[str, Handler] | None = None) -> AsyncIterator[str]:
+async def server(
+    posts: dict[str, Handler], gets: dict[str, Handler] | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """Yield the base URL of a server with these routes and a list of models."""
     app = web.Application(client_max_size=1 << 24)
     for path, handler in posts.items():
@@ -250,10 +253,10 @@ async def server(posts: dict[str, Handler], gets: dict[str, Handler] | None = No
     # A handler learns of a closed connection by its cancellation
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
         host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
+        yield f"{'https' if tls else 'http'}://{host}:{port}"
     finally:
         await runner.cleanup()
