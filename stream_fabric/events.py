@@ -95,7 +95,8 @@ class Phases(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     recovery_us: int = 0
     """Time from a replica's death until another replica took the stream over."""
     check_us: int = 0
-    """Check of a structured reply against its schema, and the replies that were made again because one did not fit."""
+    """Check of a structured reply against its schema, and the replies that were made again because one did not fit.
+    Moderation of an answer after its last token."""
     steer_us: int = 0
     """From the cut of an answer by an input of the client to the first token of the next answer, over all inputs."""
     residual_us: int = 0
@@ -124,7 +125,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Time from the first token to the last of the engine's reply. Without a first token it is 0, and ``prefill_us``
     lasts to the end, or to the first input."""
     check_us: int = 0
-    """Time from there to the end, in which a structured reply was checked and perhaps made again."""
+    """Time from there to the end, in which a reply was checked or moderated, and perhaps made again."""
     steer_us: int = 0
     """As in ``Phases``; in no other of these times."""
 

@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     ),
     "repaired reply": (story([reader(check_us=2_900_000, schema_check="valid", repairs=1)]), ["repaired reply"]),
     "schema check": (story([reader(check_us=1_900_000, schema_check="unchecked", repairs=0)]), ["schema check"]),
+    "answer moderation": (story([reader(check_us=1_900_000)]), ["answer moderation"]),
     "steered": (story([reader(steer_us=1_500_000, inputs=2)]), ["steered"]),
     "admission slow": (story([reader(admission_us=900_000)]), ["admission slow"]),
     "gateway slow": (story([reader(gateway_us=900_000)]), ["gateway slow"]),

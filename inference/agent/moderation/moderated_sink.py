@@ -1,4 +1,7 @@
-"""A ``FrameSink`` between the engine and its stream: output goes on once moderation has passed it."""
+"""A ``FrameSink`` between the engine and its stream: output goes on once moderation has passed it.
+
+Tokens are counted as they come: the time in which they wait says nothing about the engine.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from functools import partial
 from inference.agent.continuation import PriorOutput
 from inference.agent.moderation.held_output import HeldOutput, Window
 from inference.agent.running import RunningStream
+from inference.agent.steering.layers import count_held
 from stream_fabric.errors import ModerationUnavailable
 from stream_fabric.limits import MODERATION_HELD_CHARS_MAX, MODERATION_LOCAL_CHARS
 from stream_fabric.moderation.moderator import Moderator, unconfigured
@@ -77,6 +81,7 @@ class ModeratedSink:
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         if not self._stopped:
+            count_held(self._stream, tokens)
             self._held.add_text(block, text, partial(self._sink.text, block, text, tokens))
             self._advance()
 
@@ -85,6 +90,7 @@ class ModeratedSink:
             return
         call = partial(self._pass_on, frame)
         if isinstance(frame, Delta):
+            count_held(self._stream, frame.tokens)
             self._held.add_text(frame.block, frame.text, call)
         else:
             if isinstance(frame, Open) and frame.kind == "text":
@@ -106,6 +112,7 @@ class ModeratedSink:
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if not self._stopped and self._ending is None:
             self._ending = (status, error, usage)
+            self._stream.timing.receive_reply_end()
             self._held.close()
             self._advance()
 

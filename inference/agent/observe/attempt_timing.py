@@ -28,6 +28,7 @@ class AttemptTiming:
         "_engine_us",
         "_first_us",
         "_gaps",
+        "_is_held",
         "_last_us",
         "_monotonic_us",
         "_reply_us",
@@ -60,8 +61,10 @@ class AttemptTiming:
         self._began_us = self._monotonic_us()
         self._first_us = self._last_us = self._ended_us = 0
         self._reply_us = 0
-        """End of the engine's first reply, if the stream's end waits for its check; 0: it does not."""
+        """End of the engine's first reply, if the stream's end waits for a check of it; 0: it does not."""
         self._gaps = array("I", bytes(4 * ITL_BUCKETS))
+        self._is_held = False
+        """The tokens of this answer are counted when a layer holds them back, not when they go on."""
         self.inputs: tuple[InputTimes, ...] = ()
         """Inputs that were applied or refused."""
         self._unanswered: tuple[tuple[int, int], ...] = ()
@@ -74,10 +77,17 @@ class AttemptTiming:
         """Time between cuts and the tokens after them; of the checks of answers that an input has cut."""
 
     def receive_tokens(self, tokens: int) -> None:
-        """Count ``tokens`` that the engine returned together, and the gap before them. Called for each delta.
+        """Count ``tokens`` that go on together, unless they were counted by ``receive_held``. Called for each delta."""
+        if not self._is_held:
+            self._count(tokens)
 
-        Nothing is counted after the reply's end: the tokens of a reply that was held back were counted as they came.
-        """
+    def receive_held(self, tokens: int) -> None:
+        """Count ``tokens`` that the engine returned together, and that a layer holds back."""
+        self._is_held = True
+        self._count(tokens)
+
+    def _count(self, tokens: int) -> None:
+        """Count tokens and the gap before them. After the reply's end another layer holds what was counted."""
         if self._reply_us:
             return
         now_us = self._monotonic_us()
@@ -112,6 +122,7 @@ class AttemptTiming:
         """Record that the answer is cut, and another one follows. An end that was recorded is taken back."""
         cut_us = self._ended_us or self._monotonic_us()
         self._ended_us = 0
+        self._is_held = False
         if self._reply_us:
             self._check_us += cut_us - self._reply_us
             self._reply_us = 0
@@ -189,8 +200,8 @@ class TokenTiming(AttemptTiming):
         self._each = array("I")
         self._before_us = self._began_us
 
-    def receive_tokens(self, tokens: int) -> None:
-        super().receive_tokens(tokens)
+    def _count(self, tokens: int) -> None:
+        super()._count(tokens)
         if len(self._each) < TOKEN_TIMES_MAX and not self._reply_us:
             gap_us, self._before_us = self._last_us - self._before_us, self._last_us
             # Tokens that came together have no time between them

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from inference.agent.running import RunningStream
+from inference.agent.steering.layers import count_held
 from inference.agent.structured.checker import Checker
 from inference.agent.structured.schema import repairing_request, wanted_schema
 from stream_fabric.errors import StreamTooLarge
@@ -212,12 +213,9 @@ class RepairedSink:
 
     def _take_tokens(self, reply: _Reply, tokens: int) -> None:
         stream = self._stream
-        if tokens and stream.first_at is None and not stream.closed:
-            stream.owner.on_first_token(stream)  # the replica decodes from now on, though nobody is told yet
-        if tokens and self._repairs:
-            stream.timing.generated += tokens
-        elif tokens:
-            stream.timing.receive_tokens(tokens)
+        count_held(stream, tokens)
+        if self._repairs:
+            stream.timing.generated += tokens  # the times are those of the first reply alone
         reply.tokens += tokens
         if reply.texts.chars > STREAM_BYTES_MAX and not stream.closed:
             stream.fail(StreamTooLarge(f"the reply exceeds {STREAM_BYTES_MAX >> 20} MiB; it waits whole for its check"))

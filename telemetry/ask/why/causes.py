@@ -195,6 +195,9 @@ def full_queue(story: Story) -> Finding | None:
 def repaired_reply(story: Story) -> Finding | None:
     took, repairs = story.spent("check_us"), int(story.fact("repairs") or 0)
     if not repairs:
+        if not story.fact("schema_check"):
+            says = f"Moderation of the answer took {duration(took)} after its last token."
+            return _wait_finding(story, "answer moderation", "check_us", took, says)
         return _wait_finding(
             story, "schema check", "check_us", took, f"The check of the reply against its schema took {duration(took)}."
         )
