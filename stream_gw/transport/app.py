@@ -12,6 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stream_fabric.errors import Draining, NotFound, StreamGwError
+from stream_fabric.limits import SWEEP_EVERY_S
 from stream_fabric.stream.frames import passed_over
 from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
@@ -36,14 +37,14 @@ from stream_gw.transport.service_routes import ServiceRoutes
 from stream_gw.transport.sockets import EdgeSocket
 from stream_gw.transport.sockets.base import refuse_handshake
 from stream_gw.transport.stored import StoredRoutes
-from stream_gw.transport.stream_routes import SWEEP_BATCH, StreamRoutes
+from stream_gw.transport.stream_routes import StreamRoutes
+from stream_gw.transport.sweeping import batches
 from stream_gw.transport.tenancy_routes import TenancyRoutes
 from stream_gw.transport.ui import UiRoutes, chat_socket
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
 
-_SWEEP_S = 5.0
 _METHODS = ("get", "post", "put", "patch", "delete")
 
 
@@ -222,21 +223,19 @@ class Edge:
         """Send heartbeats and pings every few seconds, and end connections that take nothing."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(SWEEP_EVERY_S)
             lagging = 0
-            for number, outlet in enumerate(tuple(self._streams.outlets)):
-                outlet.sweep(loop.time())
-                lagging += outlet.full
-                if number % SWEEP_BATCH == SWEEP_BATCH - 1:
-                    await asyncio.sleep(0)  # tokens go first
+            async for outlets in batches(self._streams.outlets):
+                for outlet in outlets:
+                    outlet.sweep(loop.time())
+                    lagging += outlet.full
             self.ops.sample_loads()
             for viewer in tuple(self.ops.viewers):
                 viewer.sweep(loop.time())
-            for number, socket in enumerate(tuple(self.sockets)):
-                socket.sweep(loop.time(), self._gateway.parts.unix_s())
-                lagging += socket.full
-                if number % SWEEP_BATCH == SWEEP_BATCH - 1:
-                    await asyncio.sleep(0)
+            async for sockets in batches(self.sockets):
+                for socket in sockets:
+                    socket.sweep(loop.time(), self._gateway.parts.unix_s())
+                    lagging += socket.full
             self._swept_lagging = lagging
             await self.end_unauthorized()  # keys that have expired
 
@@ -263,9 +262,10 @@ class Edge:
 
     async def _end_readers(self, reason_to_end: Callable[[Principal], StreamGwError | None]) -> None:
         await self._streams.end_unauthorized(reason_to_end)
-        for socket in tuple(self.sockets):
-            if socket.principal is not None and (error := reason_to_end(socket.principal)) is not None:
-                socket.close(error.close_code, error.message)
+        async for sockets in batches(self.sockets):
+            for socket in sockets:
+                if socket.principal is not None and (error := reason_to_end(socket.principal)) is not None:
+                    socket.close(error.close_code, error.message)
         for viewer in tuple(self.ops.viewers):
             if (error := reason_to_end(viewer.who)) is not None:
                 viewer.fail(error)

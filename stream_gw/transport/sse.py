@@ -13,7 +13,7 @@ from stream_fabric.stream.frames import End, Note, Status, decode, is_end
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.base import HEARTBEAT, Encoder
 from stream_gw.transport.connection import ResponseWriter
-from stream_gw.transport.stall import StallTimer
+from stream_gw.transport.sweeping import StallTimer
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -28,10 +27,9 @@ from stream_gw.transport.endpoint import Answering, Handler
 from stream_gw.transport.http import JSON, Request, parse
 from stream_gw.transport.reference.answers import InputBody
 from stream_gw.transport.sse import SseOutlet
+from stream_gw.transport.sweeping import batches
 from stream_gw.transport.whole_response import WholeResponse
 
-SWEEP_BATCH = 500
-"""Connections that a sweep looks at in one loop turn."""
 _REFUSAL_S = 0.5
 """Time that the head of a new stream's response waits for the first event.
 
@@ -70,12 +68,11 @@ class StreamRoutes:
 
     async def end_unauthorized(self, reason_to_end: Callable[[Principal], StreamGwError | None]) -> None:
         """End the responses of callers that are not valid any more; their clients get the dialect's error."""
-        for number, (sub, who) in enumerate(tuple(self._readers.items())):
-            error = reason_to_end(who)
-            if error is not None and sub in self._readers:
-                sub.local.fail(sub, error)
-            if number % SWEEP_BATCH == SWEEP_BATCH - 1:
-                await asyncio.sleep(0)  # tokens go first
+        async for batch in batches(self._readers.items()):
+            for sub, who in batch:
+                error = reason_to_end(who)
+                if error is not None and sub in self._readers:
+                    sub.local.fail(sub, error)
 
     def readers(self) -> Iterable[Principal]:
         """Return the callers that read a stream."""

@@ -19,7 +19,7 @@ from stream_fabric.stream.ids import TenantId
 from stream_gw.auth import Principal
 from stream_gw.client import GatewayError, StreamGateway
 from stream_gw.streams.body_bytes import BodyBytes
-from stream_gw.transport import stall
+from stream_gw.transport import sweeping
 from stream_gw.transport.connection import CONNECTION, EdgeHttp, EdgeServer, EdgeWebSocket, make_server
 from stream_gw.transport.connection.unsent import UnsentBytes
 from stream_gw.transport.http import Request
@@ -332,8 +332,8 @@ async def large(scope: Any, receive: Any, send: Any) -> None:
     ids=["kept alive", "closed", "pipelined", "then garbage"],
 )
 async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
-    monkeypatch.setattr(stall, "STALL_S_MAX", 0.3)
-    monkeypatch.setattr("stream_gw.transport.connection.server._SWEEP_S", 0.05)
+    monkeypatch.setattr(sweeping, "STALL_S_MAX", 0.3)
+    monkeypatch.setattr("stream_gw.transport.connection.server.SWEEP_EVERY_S", 0.05)
     async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(4096) as exchange:
         await exchange.send(request_)
         await eventually(lambda: server.server_state.connections, "the connection")
@@ -365,13 +365,13 @@ async def test_time_in_which_a_listener_watches_does_not_count_for_the_next_answ
         connection.transport.write(b"x" * (9 * MIB))
         connection.sweep(200.0)
         assert not connection.transport.is_closing()
-        connection.sweep(200.0 + stall.STALL_S_MAX + 1)
+        connection.sweep(200.0 + sweeping.STALL_S_MAX + 1)
         assert connection.transport.is_closing()
 
 
 async def test_a_peer_that_takes_little_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "STALL_S_MAX", 0.5)
-    monkeypatch.setattr("stream_gw.transport.connection.server._SWEEP_S", 0.05)
+    monkeypatch.setattr(sweeping, "STALL_S_MAX", 0.5)
+    monkeypatch.setattr("stream_gw.transport.connection.server.SWEEP_EVERY_S", 0.05)
     async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(65536) as exchange:
         await exchange.send(b"GET / HTTP/1.1\r\n\r\n")
         await exchange.head()
@@ -481,7 +481,7 @@ async def test_a_socket_whose_pong_waits_behind_what_it_has_not_taken_is_not_cut
         while (await receive())["type"] != "websocket.disconnect":
             pass
 
-    monkeypatch.setattr(stall, "STALL_S_MAX", 60)
+    monkeypatch.setattr(sweeping, "STALL_S_MAX", 60)
     async with serving(app, ws_ping_interval=0.1, ws_ping_timeout=0.1) as server:
         gate = gate_of(server)
         async with shaken_hands(gate, 65536) as exchange:
@@ -621,3 +621,20 @@ async def test_a_connection_has_no_table_of_attributes_of_its_own(kind: str) -> 
             async with connect(gate.url.replace("http", "ws")):
                 (connection,) = server.server_state.connections
                 assert len(vars(connection)) <= 30
+
+
+async def test_a_sweep_over_many_connections_lets_other_work_go_first() -> None:
+    items, turns, seen = set(range(1200)), 0, 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    async for batch in sweeping.batches(items):
+        items.clear()  # connections may end meanwhile
+        seen += len(batch)
+    task.cancel()
+    assert (seen, turns) == (1200, 3)

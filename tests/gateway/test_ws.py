@@ -39,7 +39,7 @@ from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.dialects.facts import StreamFacts, StreamMeta
 from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.streams.opened import OpenedStream
-from stream_gw.transport.stall import StallTimer
+from stream_gw.transport.sweeping import StallTimer
 from stream_gw.transport.ws import Session, subscribe
 from stream_gw.transport.ws_socket import Channel, Socket
 from tests.gateway.conftest import Tenants

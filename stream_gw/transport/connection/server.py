@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import uvicorn
 
-from stream_fabric.limits import WS_MESSAGE_BYTES_MAX, WS_PROTOCOL_PING_S
+from stream_fabric.limits import SWEEP_EVERY_S, WS_MESSAGE_BYTES_MAX, WS_PROTOCOL_PING_S
 from stream_fabric.ports import Clock
 from stream_fabric.system_errors import reason
 from stream_gw.transport.connection.http import EdgeHttp
 from stream_gw.transport.connection.turns import Config
 from stream_gw.transport.connection.unsent import UnsentBytes
 from stream_gw.transport.connection.websocket import EdgeWebSocket
-
-_SWEEP_S = 5.0
+from stream_gw.transport.sweeping import batches
 
 
 def _is_no_error(record: logging.LogRecord) -> bool:
@@ -33,11 +32,10 @@ class EdgeServer(uvicorn.Server):
         """Cut connections every few seconds that do not take what they were sent."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_SWEEP_S)
-            for number, connection in enumerate(tuple(self.server_state.connections)):
-                connection.sweep(loop.time())  # type: ignore[union-attr]
-                if number % 500 == 499:
-                    await asyncio.sleep(0)  # tokens go first
+            await asyncio.sleep(SWEEP_EVERY_S)
+            async for batch in batches(self.server_state.connections):
+                for connection in batch:
+                    connection.sweep(loop.time())  # type: ignore[union-attr]
 
     def end_keep_alive(self) -> None:
         """Close each connection after the next answer on it: further requests should go to another gateway."""

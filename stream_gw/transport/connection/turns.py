@@ -14,7 +14,7 @@ from stream_fabric.limits import UNSENT_COUNTED_BYTES
 from stream_fabric.ports import Clock
 from stream_fabric.stream.ids import TenantId
 from stream_gw.transport.connection.unsent import UnsentBytes
-from stream_gw.transport.stall import StallTimer
+from stream_gw.transport.sweeping import StallTimer
 
 CONNECTION = "stream_gw.connection"
 """Key of the connection in a scope's ``state``."""

@@ -17,7 +17,7 @@ from stream_gw.auth import Principal
 from stream_gw.dialects.errors import error_body
 from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import EdgeWebSocket
-from stream_gw.transport.stall import StallTimer
+from stream_gw.transport.sweeping import StallTimer
 
 _MESSAGES_PER_S = 200.0
 _MESSAGES_BURST = 1000.0

@@ -1,8 +1,24 @@
-"""Detects readers that do not take what they were sent."""
+"""Sweeps over all connections of a gateway, and finds those whose readers do not take what they were sent."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
+
 from stream_fabric.limits import STALL_BYTES_MIN, STALL_S_MAX
+
+_AT_ONCE = 500
+
+T = TypeVar("T")
+
+
+async def batches(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
+    """Yield the items that there are now, ``_AT_ONCE`` a turn of the loop: tokens go first."""
+    now = tuple(items)
+    for start in range(0, len(now), _AT_ONCE):
+        yield now[start : start + _AT_ONCE]
+        await asyncio.sleep(0)
 
 
 class StallTimer:
