@@ -60,7 +60,6 @@ from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
-from stream_gw.streams.stored_responses import collect_stored
 from stream_gw.tenancy import open_tenancy
 from stream_gw.transport.app import Edge
 from stream_gw.transport.connection import EdgeServer, make_server
@@ -264,7 +263,6 @@ def _open_responses(
         random,
         StorePolicy(settings.response_days, settings.response_bytes_max, settings.response_stored_bytes_max),
         [secret, *(each.strip().encode() for each in accepted if each.strip())],
-        collect=collect_stored,
         on_outcome=process.metrics.receive_stored,
         on_unsaved=process.metrics.receive_unsaved,
     )

@@ -20,7 +20,6 @@ from stream_gw.responses.errors import (
 )
 from stream_gw.responses.held import Outcome, StorePolicy
 from stream_gw.responses.open import open_responses
-from stream_gw.responses.outputs import Collect, collect_response, usage_json
 from stream_gw.responses.packing import pack, unpack_lists
 from stream_gw.responses.records import Conversation, History, Item, ItemPage, Order, ResponseRecord, stored_items
 from stream_gw.responses.references import refers
@@ -28,7 +27,6 @@ from stream_gw.responses.seal import is_window
 from stream_gw.responses.store import ResponseStore
 
 __all__ = [
-    "Collect",
     "Conversation",
     "ConversationLocked",
     "ConversationNotFound",
@@ -51,7 +49,6 @@ __all__ = [
     "ResponseTooLarge",
     "ResponsesUnavailable",
     "StorePolicy",
-    "collect_response",
     "compaction_of",
     "is_window",
     "open_responses",
@@ -60,6 +57,5 @@ __all__ = [
     "stored_items",
     "summary_request",
     "unpack_lists",
-    "usage_json",
     "window_of",
 ]

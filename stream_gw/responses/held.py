@@ -7,7 +7,7 @@ import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -18,7 +18,9 @@ from stream_fabric.limits import RESPONSE_BYTES_MAX, RESPONSE_DAYS, RESPONSE_NO_
 from stream_fabric.ports import Clock, StreamLog
 from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId, TenantId, created_ms
-from stream_gw.responses.outputs import Collect
+from stream_gw.dialects.facts import meta_decoder
+from stream_gw.dialects.responses.requests import OPENAI
+from stream_gw.dialects.responses.whole import DIALECTS, response_of
 from stream_gw.responses.packing import Count, off_loop, pack, pack_items, uncounted, unpack_record
 from stream_gw.responses.records import ResponseRecord, stored_items
 
@@ -65,7 +67,6 @@ class HeldRecords:
         rows: ResponseRows | None,
         clock: Clock,
         policy: StorePolicy,
-        collect: Collect,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     ) -> None:
         self.held = held
@@ -74,7 +75,6 @@ class HeldRecords:
         self.on_outcome = on_outcome
         self._log = log
         self._clock = clock
-        self._collect = collect
 
     async def find(
         self, tenant: TenantId, response: StreamId, count: Count = uncounted
@@ -103,7 +103,7 @@ class HeldRecords:
         if status == "live":
             return record
         try:
-            whole = await off_loop(_FRAME_BYTES * len(lines), lambda: self._collect(record, meta, lines))
+            whole = await off_loop(_FRAME_BYTES * len(lines), lambda: _whole_response(meta, lines))
         except Unsupported:  # begun by a newer gateway, which will complete it
             return record
         return await self._complete(tenant, msgspec.structs.replace(record, response=whole))
@@ -200,3 +200,10 @@ class HeldRecords:
     def _age_s(self, response: StreamId) -> float:
         """Seconds since the stream was named."""
         return self._clock.now_us() / 1e6 - created_ms(response) / 1e3
+
+
+def _whole_response(meta: bytes, lines: list[bytes]) -> dict[str, Any]:
+    """Return the response of an ended stream as its readers have it, from its meta and all its frames."""
+    facts = meta_decoder.decode(meta).facts
+    dialect = facts.own_dialect if facts.own_dialect in DIALECTS else OPENAI
+    return msgspec.json.decode(response_of(facts, dialect, lines))  # type: ignore[no-any-return]

@@ -15,7 +15,6 @@ from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.responses.conversations import Conversations
 from stream_gw.responses.held import HeldRecords, Outcome, StorePolicy
 from stream_gw.responses.job import ResponseUpkeep
-from stream_gw.responses.outputs import Collect, collect_response
 from stream_gw.responses.seal import Seals
 from stream_gw.responses.store import ResponseStore
 
@@ -40,7 +39,6 @@ async def open_responses(
     random: Random,
     policy: StorePolicy,
     secrets: Sequence[bytes],
-    collect: Collect = collect_response,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     on_unsaved: Callable[[int], None] = lambda count: None,
 ) -> AsyncIterator[ResponseStore]:
@@ -54,7 +52,7 @@ async def open_responses(
         from stream_gw.responses.database import ResponseRows
 
         rows = ResponseRows(tenancy.database, lambda: clock.now_us() / 1e6)
-    records = HeldRecords(held, log, rows, clock, policy, collect, on_outcome)
+    records = HeldRecords(held, log, rows, clock, policy, on_outcome)
     conversations = Conversations(records, plan, clock, random)
     upkeep = ResponseUpkeep(records, random)
     async with asyncio.TaskGroup() as tasks:

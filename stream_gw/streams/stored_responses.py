@@ -1,4 +1,4 @@
-"""Responses of streams that outlive their logs: what the store of responses keeps of a create, and reads of a log."""
+"""Responses of streams that outlive their logs: what the store of responses keeps of a create."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stream_gw.auth import Principal
-from stream_gw.dialects.facts import StreamFacts, meta_decoder
-from stream_gw.dialects.responses.requests import OPENAI, Asked
-from stream_gw.dialects.responses.whole import DIALECTS, response_of
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.responses.requests import Asked
 from stream_gw.responses import (
     History,
     NoStore,
@@ -121,10 +120,3 @@ async def read_stored(store: ResponseStore | None, who: Principal, response: str
 async def delete_stored(store: ResponseStore | None, who: Principal, response: str) -> bool:
     """Delete a response from the store; False: it has none."""
     return store is not None and await store.delete(who.tenant, response, user=who.user)
-
-
-def collect_stored(record: ResponseRecord, meta: bytes, lines: list[bytes]) -> dict[str, Any]:
-    """Return the whole response of an ended stream, as its readers have it; ``meta``: the stream's."""
-    facts = meta_decoder.decode(meta).facts
-    dialect = facts.own_dialect if facts.own_dialect in DIALECTS else OPENAI
-    return msgspec.json.decode(response_of(facts, dialect, lines))  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from stream_fabric.accounts.records import PlanRecord
@@ -16,7 +17,8 @@ from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Frame, Open, Usage, encode
 from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode, CreateCode
-from stream_gw.responses import Item, Outcome, ResponseRecord, ResponseStore, StorePolicy, collect_response
+from stream_gw.dialects.facts import StreamFacts, StreamMeta
+from stream_gw.responses import Item, Outcome, ResponseRecord, ResponseStore, StorePolicy
 from stream_gw.responses.conversations import Conversations
 from stream_gw.responses.database import ResponseRows
 from stream_gw.responses.held import HeldRecords
@@ -60,7 +62,9 @@ class Platform:
 
     async def create(self, record: ResponseRecord, tenant: TenantId = ACME, retention_s: int | None = None) -> None:
         """Create the response's stream."""
-        code = await self.log.create(record.id, EPOCH, tenant, b"{}", None, "m", retention_s=retention_s)
+        facts = StreamFacts(record.id, record.created_at, record.model, dialect="openai.responses", encoder=3)
+        meta = msgspec.json.encode(StreamMeta(facts))
+        code = await self.log.create(record.id, EPOCH, tenant, meta, None, "m", retention_s=retention_s)
         assert code is CreateCode.CREATED
 
     async def end(self, record: ResponseRecord, answer: str = "Hello", status: Any = "completed") -> None:
@@ -91,7 +95,7 @@ class Gateway:
         self.rows = rows
         self.outcomes: list[Outcome] = []
         self.held = RedisResponses(platform.client, held_bytes_max, RETRY_S)
-        self.records = HeldRecords(self.held, platform.log, rows, clock, policy, collect_response, self.outcomes.append)
+        self.records = HeldRecords(self.held, platform.log, rows, clock, policy, self.outcomes.append)
         conversations = Conversations(self.records, platform.plan, clock, random)
         self.store = ResponseStore(self.records, platform.log, conversations, platform.plan, Seals([SECRET], random))
         self.upkeep = ResponseUpkeep(self.records, random)

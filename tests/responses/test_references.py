@@ -123,11 +123,11 @@ async def test_the_responses_of_all_references_are_bounded(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, *, is_saved: bool
 ) -> None:
     """A thousand small items may lie in a thousand responses of 64 MiB, each of which is read whole."""
-    monkeypatch.setattr("stream_gw.responses.references.REFERENCED_BYTES_MAX", 4000)
-    responses = [await gateway.stored(text="x" * size, answer="a") for size in (5000, 1000, 1000)]
+    monkeypatch.setattr("stream_gw.responses.references.REFERENCED_BYTES_MAX", 6000)
+    responses = [await gateway.stored(text="x" * size, answer="a") for size in (7000, 1000, 1000)]
     await save(gateway, responses, leave=is_saved)
     large, *small = map(answer_of, responses)
     assert texts(await gateway.store.resolved(ACME, [large], [])) == ["a"], "one may have any size"
     assert texts(await gateway.store.resolved(ACME, small, [])) == ["a", "a"]
-    with pytest.raises(HistoryTooLong, match="exceed 4000 bytes; send the items themselves"):
+    with pytest.raises(HistoryTooLong, match="exceed 6000 bytes; send the items themselves"):
         await gateway.store.resolved(ACME, [*small, large], [])

@@ -30,7 +30,7 @@ NEVER = "resp_" + "0" * 32
 
 
 def said(answer: str) -> list[dict[str, Any]]:
-    return [{"type": "output_text", "text": answer, "annotations": []}]
+    return [{"type": "output_text", "text": answer, "annotations": [], "logprobs": []}]
 
 
 async def test_a_response_is_read_from_its_log_then_its_record_then_the_database(
