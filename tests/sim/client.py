@@ -99,6 +99,8 @@ class Reading:
         self.full = False
         self.subscription: Subscription | None = None
         self.gone = False
+        self.served = False
+        """It had frames: its gateway watches the stream."""
         self._seq = after.seq
         self._full_at = 0.0
         self._exact = True
@@ -121,6 +123,7 @@ class Reading:
             require(first == self._seq + 1, f"3: frame {first} written after {self._seq}")
         require(first > self._seq, f"3: frame {first} written after {self._seq}")
         self._seq = first + len(lines) - 1
+        self.served = True
         self._frames += len(lines)
         if is_end(lines[-1]):
             self.client.ended_at = self.w.loop.now

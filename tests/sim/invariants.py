@@ -302,7 +302,9 @@ def _is_late(world: World, client: Client) -> bool:
     """Whether the client came, or came back, when its stream was deleted."""
     if client.stream is None or not world.fabric.is_deleted(client.stream):
         return False
-    return client.told in (["lost"], ["not_found"])
+    # Its gateway had looked for the stream and did not watch it yet, or could not hear of its end
+    is_behind = client.reading is None or not client.reading.served or "cut" in world.faults
+    return client.told == ["lost"] or (client.told == ["not_found"] and is_behind)
 
 
 def _moved_on(world: World, client: Client, state: StreamState) -> bool:
