@@ -118,7 +118,8 @@ class StreamGateway:
         on_exit: OnExit = "cancel",
         on_place: OnPlace | None = None,
     ) -> Stream:
-        """Start a generation. ``key`` is its idempotency key: the same key and body never generate twice.
+        """Start a generation. ``key``: its idempotency key. The same key and body generate again only after a
+        retriable error.
 
         ``on_place`` is called with the request's ``Place`` while it waits in the queue, about once a second, and with
         None afterwards.

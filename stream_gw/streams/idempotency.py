@@ -9,9 +9,17 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, IdempotencyMismatch, NotFound, StreamCancelled, StreamGwError
+from stream_fabric.errors import (
+    BadRequest,
+    IdempotencyMismatch,
+    NotFound,
+    StreamCancelled,
+    StreamGwError,
+    StreamLost,
+)
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
 from stream_fabric.stream.cursor import BEGINNING
+from stream_fabric.stream.frames import End, decode
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import CreateCode
 from stream_gw.dialects.requests import fingerprint
@@ -56,6 +64,9 @@ class IdempotencyKeys:
         now, held, deadline = asyncio.get_running_loop().time, stream, 0.0
         while (bound := await self.claim(call, stream)) != stream:  # again: its holder may have been refused meanwhile
             if bound != held:
+                if await self._may_succeed_now(call, bound):
+                    await self.release(call, bound)
+                    continue
                 held, deadline = bound, now() + RECONNECT_S_MAX + self._checking_s(call)
             elif now() >= deadline:
                 if await self._parts.log.settled(bound) is not None:  # it has ended, and is deleted
@@ -65,6 +76,23 @@ class IdempotencyKeys:
             if found:
                 return bound, True, opened
         return bound, False, None
+
+    async def _may_succeed_now(self, call: CreateCall, stream: StreamId) -> bool:
+        """Whether the key's stream failed with a retriable error, and the caller asks for the request, not for its end.
+
+        Such an error tells the client to send the request again, and SDKs do so with the same key.
+        """
+        ended = await self._parts.log.settled(stream) if call.after is None else None
+        if ended is None or ended[0] != "failed":
+            return False
+        try:
+            _, terminal = await self._reads.end_of(call.who, stream)
+        except StreamLost:
+            return True
+        except NotFound:  # deleted, as the plan wants
+            return False
+        end = decode(terminal)
+        return isinstance(end, End) and end.error is not None and end.error.retriable
 
     def _checking_s(self, call: CreateCall) -> float:
         """Seconds that the holder of the key may spend on moderation before it creates its stream."""

@@ -20,6 +20,7 @@ from stream_fabric.errors import (
     ModerationUnavailable,
     NoReplica,
     NotFound,
+    ReplicaLost,
     StreamCancelled,
     TooMany,
 )
@@ -31,8 +32,8 @@ from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.settlements import Settlements, settle_overdue
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Frame, Note, Open, Usage, encode
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import ChoiceEnd, Delta, End, ErrorInfo, Frame, Note, Open, Usage, encode
 from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
@@ -97,6 +98,31 @@ async def test_a_creation_that_is_cancelled_is_withdrawn_before_its_key_is_free(
     with pytest.raises(asyncio.CancelledError):
         await creation
     await assert_withdrawn_before_its_key_is_free(world, call)
+
+
+async def test_a_repeat_begins_anew_where_the_error_of_the_first_was_retriable(world: InProcess) -> None:
+    """SDKs repeat with the same key. Else the repeat of a request whose replica was lost is the same failure."""
+    create, log = world.gateway.streams.create, world.log
+    for error, begins_anew in ((ReplicaLost("gone"), True), (BadRequest("no such tool"), False)):
+        key = HostRandom().token_hex(8)
+        first = await create(world.call(key=key))
+        assert first is not None and await log.fence(first.id, None, "aa", ErrorInfo.of(error))
+        repeats = await asyncio.gather(*(create(world.call(key=key)) for _ in range(3)))
+        ids = {repeat.id for repeat in repeats if repeat is not None}
+        assert len(ids) == 1, "one stream for all of them"
+        assert (ids != {first.id}) is begins_anew, error
+        resumed = await create(replace(world.call(key=key), after=Cursor(1, 0)))
+        assert resumed is not None and {resumed.id} == ids
+        assert (await log.settled(first.id) or ("",))[0] == "failed"
+
+
+async def test_a_reader_of_a_failed_request_reads_on_to_its_end(world: InProcess) -> None:
+    key = HostRandom().token_hex(8)
+    first = await world.gateway.streams.create(world.call(key=key))
+    assert first is not None
+    await world.log.fence(first.id, None, "aa", ErrorInfo.of(ReplicaLost("gone")))
+    resumed = await world.gateway.streams.create(replace(world.call(key=key), after=Cursor(1, 0)))
+    assert resumed is not None and resumed.id == first.id
 
 
 async def test_a_request_that_its_reader_cannot_read_leaves_its_key_free(world: InProcess) -> None:

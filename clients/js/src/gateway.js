@@ -55,7 +55,7 @@ export class StreamGateway {
     globalThis.addEventListener?.("offline", this._onOffline);
   }
 
-  /** Starts a generation. `key` is its idempotency key: the same key and body never generate twice. */
+  /** Starts a generation. `key`: idempotency key. The same key and body generate again only after a retriable error. */
   create(body, { dialect = "openai.chat", key, mode = "tokens", signal, abort, onPlace } = {}) {
     return this._open({ body: copied(body), key: key ?? randomId(), dialect, mode, signal, abort, onPlace });
   }

@@ -114,7 +114,7 @@ export interface Place {
 }
 
 export interface CreateOptions extends ReadOptions {
-  /** Idempotency key: the same key and body never generate twice. A random one by default. */
+  /** Idempotency key: the same key and body generate again only after a retriable error. A random one by default. */
   key?: string;
   /** Called with the request's place while it waits in the queue, about once a second, and with null afterwards. */
   onPlace?: (place: Place | null) => void;
