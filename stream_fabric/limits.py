@@ -34,6 +34,7 @@ IDEMPOTENCY_KEY_CHARS_MAX: Final = 256  # over: 400
 UNREAD_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # body of a rejected request; over: the connection is cut
 LINGER_S_MAX: Final = 30.0  # time to read a rejected request's body, so that the client can read the error; over: cut
 LINGER_IDLE_S_MAX: Final = 2.0  # pause while reading a rejected request's body; over: the connection is closed
+FAILURES_LOGGED_PER_S: Final = 20  # failed requests of one tenant and error in the log; further ones are only counted
 COOKIE_BYTES_MAX: Final = 4096  # name and value; over: 400, because browsers drop larger cookies
 
 # Connections.

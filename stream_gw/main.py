@@ -186,7 +186,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in,
         lambda tenant: process.keys.plan(tenant).redact, process.redactor,
     )  # fmt: skip
-    access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
+    access, local_stats = AccessLog(settings.access_log_one_in, clock), LocalStatsWindow(clock)
     rejections = Rejections(FleetEventReporter(sink, clock, name))
     receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
     tracer = Tracer(

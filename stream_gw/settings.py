@@ -94,7 +94,8 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         100,
         ge=0,
         le=1_000_000,
-        description="Log 1 in N successful requests, 0: none; failed requests are always logged",
+        description="Log 1 in N successful requests, 0: none; failed requests are logged too, at most 20 a second "
+        "of each tenant and error",
     )
     telemetry_url: str = Field(
         "",

@@ -25,6 +25,11 @@ def _is_no_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR
 
 
+def _is_ours_to_tell(record: logging.LogRecord) -> bool:
+    """False: uvicorn's line for each input that is no HTTP. It names no peer; the peer is told what is wrong."""
+    return record.msg != "Invalid HTTP request received."
+
+
 class EdgeServer(uvicorn.Server):
     """uvicorn without its signal handlers: the gateway handles SIGTERM."""
 
@@ -91,4 +96,5 @@ def make_server(app: Any, clock: Clock, host: str, port: int) -> EdgeServer:
         ws_per_message_deflate=False,
     )
     config.clock, config.unsent = clock, UnsentBytes()
+    logging.getLogger("uvicorn.error").addFilter(_is_ours_to_tell)
     return EdgeServer(config)

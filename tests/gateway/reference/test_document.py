@@ -32,7 +32,7 @@ UNDOCUMENTED = {"/{rest:path}"}
 @pytest.fixture
 async def edge(redis_client: RedisClient) -> AsyncIterator[Edge]:
     async with in_process(redis_client) as started:
-        yield Edge(started.gateway, Metrics(), AccessLog(0), LocalStatsWindow(HostClock()))
+        yield Edge(started.gateway, Metrics(), AccessLog(0, HostClock()), LocalStatsWindow(HostClock()))
 
 
 def test_what_is_committed_is_what_the_operations_make() -> None:
