@@ -39,6 +39,8 @@ COOKIE_BYTES_MAX: Final = 4096  # name and value; over: 400, because browsers dr
 
 # Connections.
 WS_MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX  # over: close 1009
+CONNECTIONS_MAX: Final = 60_000  # open connections of a gateway, fewer with few open files; over: further ones are cut
+OPEN_FILES_KEPT: Final = 256  # open files that connections leave to the gateway, or a quarter of all
 STREAMS_PER_SOCKET_MAX: Final = 128  # over: error too_many on that channel
 SUBSCRIBERS_PER_STREAM_MAX: Final = 64  # readers of one stream on one gateway; over: 429
 STREAMS_PER_GATEWAY_MAX: Final = 50_000  # over: 429, retriable
@@ -265,6 +267,7 @@ assert BODY_BYTES_MAX * 8 <= TENANT_BODIES_BYTES_MAX < BODIES_BYTES_MAX, "one te
 assert EXPIRY_EVERY_S * 2 < LIVE_TTL_S
 assert INPUTS_PENDING_MAX < INPUTS_MAX and INPUT_BYTES_MAX < INPUTS_BYTES_MAX
 assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
+assert STREAMS_PER_GATEWAY_MAX < CONNECTIONS_MAX, "a stream has a connection of its own at most"
 assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX < UNSENT_COUNTED_BYTES
 assert TENANT_UNSENT_BYTES_MAX * 4 <= UNSENT_BYTES_MAX, "one tenant must not fill a gateway"
 assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"

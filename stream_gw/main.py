@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 from stream_fabric.accounts.records import Record, row_days
 from stream_fabric.errors import FabricError
 from stream_fabric.moderation.moderator import Moderator, open_moderator
-from stream_fabric.ports import Clock, EventSink, Random, Subscribe
+from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.addresses import url_of
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
-from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.host import HostClock, HostRandom, raise_open_files
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
@@ -62,7 +62,7 @@ from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.tenancy import open_tenancy
 from stream_gw.transport.app import Edge
-from stream_gw.transport.connection import EdgeServer, make_server
+from stream_gw.transport.connection import EdgeServer, make_server, most_connections
 from telemetry.emit.open import open_sink
 from telemetry.emit.spans import Spans, open_spans
 
@@ -224,7 +224,9 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     ]
     background = [tasks.create_task(work) for work in upkeep]
     await hub.subscription.wait_ready()
-    await _listen(edge, process.host, settings, tasks, on_ready)
+    most = most_connections(raise_open_files())
+    server = make_server(edge.app, process.host, settings.host, settings.port, most, metrics.connections_cut.inc)
+    await _listen(server, edge, settings, tasks, on_ready)
     for task in background:
         task.cancel()
     gateway.commands.stop_retries()
@@ -325,10 +327,9 @@ def _make_subscribe(client: RedisClient, partitions: Partitions) -> Subscribe:
 
 
 async def _listen(
-    edge: Edge, clock: Clock, settings: GatewaySettings, tasks: asyncio.TaskGroup, on_ready: Callable[[str], None]
+    server: EdgeServer, edge: Edge, settings: GatewaySettings, tasks: asyncio.TaskGroup, on_ready: Callable[[str], None]
 ) -> None:
     """Serve until a signal, then drain."""
-    server = make_server(edge.app, clock, settings.host, settings.port)
     sweeping, serving = tasks.create_task(server.sweep()), tasks.create_task(server.serve())
     stop = _stop_on_signal()
     await _wait_until_started(server, serving)

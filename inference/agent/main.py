@@ -26,7 +26,7 @@ from stream_fabric.pool.cells import cell_of, pool_of
 from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import Clock, EventSink
 from stream_fabric.process.collector import spare_full_collections
-from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.host import HostClock, HostRandom, raise_open_files
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -169,5 +169,6 @@ def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> 
         spare_full_collections()
         on_ready(replica, url)
 
+    raise_open_files()  # a request by HTTP has a connection of its own to the model server
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, ready))

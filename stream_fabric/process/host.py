@@ -3,9 +3,14 @@ Redis. A lint refuses ``time``, ``random`` and ``secrets`` in every other module
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import resource
 import time
+
+OPEN_FILES_ANY = 1 << 30
+"""Limit of open files where the host sets none."""
 
 
 class HostClock:
@@ -36,3 +41,15 @@ class HostRandom:
 
     def token_hex(self, count: int) -> str:
         return os.urandom(count).hex()
+
+
+def raise_open_files() -> int:
+    """Raise this process's limit of open files to the most that the host allows, and return the limit.
+
+    Many hosts give processes 1,024 unless they ask for more.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses its own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES_ANY if soft == resource.RLIM_INFINITY else soft

@@ -312,6 +312,12 @@ BATCH_HOSTED = _add(
 )
 OPEN_STREAMS = _gateway("open_streams", "gauge", "streams", "Streams with a reader on this gateway")
 OPEN_SOCKETS = _gateway("open_websockets", "gauge", "sockets", "Open WebSockets")
+CONNECTIONS_CUT = _gateway(
+    "connections_cut_total",
+    "counter",
+    "connections",
+    "Connections cut at once because the gateway held the most it may; its limit of open files may be low",
+)
 LAGGING = _gateway(
     "lagging_clients",
     "gauge",

@@ -40,6 +40,7 @@ class Metrics:
         self.stalled = make.counter(listed.STALLED)
         self.open_streams = make.gauge(listed.OPEN_STREAMS)
         self.open_sockets = make.gauge(listed.OPEN_SOCKETS)
+        self.connections_cut = make.counter(listed.CONNECTIONS_CUT)
         self.lagging = make.gauge(listed.LAGGING)
         self._frames_passed_over = make.counter(listed.FRAMES_PASSED_OVER)
         self._passed_over = 0

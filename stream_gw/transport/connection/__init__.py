@@ -6,8 +6,17 @@ transport (bytes leave without a task switch; the outlet hears at once of a full
 
 from stream_gw.transport.connection.http import EdgeHttp
 from stream_gw.transport.connection.response import ResponseWriter
-from stream_gw.transport.connection.server import EdgeServer, make_server
+from stream_gw.transport.connection.server import EdgeServer, make_server, most_connections
 from stream_gw.transport.connection.turns import CONNECTION, RESPONSE
 from stream_gw.transport.connection.websocket import EdgeWebSocket
 
-__all__ = ["CONNECTION", "RESPONSE", "EdgeHttp", "EdgeServer", "EdgeWebSocket", "ResponseWriter", "make_server"]
+__all__ = [
+    "CONNECTION",
+    "RESPONSE",
+    "EdgeHttp",
+    "EdgeServer",
+    "EdgeWebSocket",
+    "ResponseWriter",
+    "make_server",
+    "most_connections",
+]

@@ -63,6 +63,11 @@ class EdgeHttp(Connection, HttpToolsProtocol):
         self.flow = Flow(transport, self)
         transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S_MAX, self._end_head)
+        config = cast(Config, self.config)
+        if len(self.connections) > config.connections_max:
+            config.cut += 1
+            config.on_cut()
+            transport.abort()
 
     def _end_head(self) -> None:
         """Cut a peer whose head has not come in time, unless nobody reads it because earlier requests come first."""

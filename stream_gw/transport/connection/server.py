@@ -6,12 +6,18 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
 
-from stream_fabric.limits import SWEEP_EVERY_S, WS_MESSAGE_BYTES_MAX, WS_PROTOCOL_PING_S
+from stream_fabric.limits import (
+    CONNECTIONS_MAX,
+    OPEN_FILES_KEPT,
+    SWEEP_EVERY_S,
+    WS_MESSAGE_BYTES_MAX,
+    WS_PROTOCOL_PING_S,
+)
 from stream_fabric.ports import Clock
 from stream_fabric.system_errors import reason
 from stream_gw.transport.connection.http import EdgeHttp
@@ -19,6 +25,8 @@ from stream_gw.transport.connection.turns import Config
 from stream_gw.transport.connection.unsent import UnsentBytes
 from stream_gw.transport.connection.websocket import EdgeWebSocket
 from stream_gw.transport.sweeping import batches
+
+_log = logging.getLogger(__name__)
 
 
 def _is_no_error(record: logging.LogRecord) -> bool:
@@ -35,9 +43,13 @@ class EdgeServer(uvicorn.Server):
 
     async def sweep(self) -> None:
         """Cut connections every few seconds that do not take what they were sent."""
-        loop = asyncio.get_running_loop()
+        loop, config, told = asyncio.get_running_loop(), cast(Config, self.config), 0
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
+            if config.cut > told:
+                extra = {"limit": config.connections_max, "cut": config.cut - told}
+                _log.warning("connections cut, the gateway holds the most it may", extra=extra)
+                told = config.cut
             async for batch in batches(self.server_state.connections):
                 for connection in batch:
                     connection.sweep(loop.time())  # type: ignore[union-attr]
@@ -73,7 +85,20 @@ class EdgeServer(uvicorn.Server):
         yield
 
 
-def make_server(app: Any, clock: Clock, host: str, port: int) -> EdgeServer:
+def most_connections(open_files: int) -> int:
+    """Return how many connections a gateway holds, so that enough open files are left for Redis and all else."""
+    return min(CONNECTIONS_MAX, open_files - min(OPEN_FILES_KEPT, open_files // 4))
+
+
+def make_server(
+    app: Any,
+    clock: Clock,
+    host: str,
+    port: int,
+    connections_max: int = CONNECTIONS_MAX,
+    on_cut: Callable[[], None] = lambda: None,
+) -> EdgeServer:
+    """``on_cut`` is called for each connection over ``connections_max``, which is cut."""
     config = Config(
         app,
         host=host,
@@ -96,5 +121,6 @@ def make_server(app: Any, clock: Clock, host: str, port: int) -> EdgeServer:
         ws_per_message_deflate=False,
     )
     config.clock, config.unsent = clock, UnsentBytes()
+    config.connections_max, config.on_cut = connections_max, on_cut
     logging.getLogger("uvicorn.error").addFilter(_is_ours_to_tell)
     return EdgeServer(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Protocol, cast
 
 import uvicorn
@@ -50,12 +51,17 @@ class SocketListener(ConnectionListener, Protocol):
 
 
 class Config(uvicorn.Config):
-    """uvicorn's configuration with what its connections share: a clock, and whether the server drains."""
+    """uvicorn's configuration with what its connections share: a clock, limits, and whether the server drains."""
 
     clock: Clock
     unsent: UnsentBytes
     """Bytes that the connections hold because their peers do not read."""
     draining: bool = False
+    connections_max: int
+    on_cut: Callable[[], None]
+    """Called for each connection that is cut because there are too many."""
+    cut: int = 0
+    """Number of these."""
 
 
 class Connection(asyncio.Protocol, ABC):
