@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stream_fabric.errors import ReplicaLost
+from stream_fabric.errors import ModelNotFound, ReplicaLost, TooMany
 from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import (
@@ -335,8 +335,9 @@ class ContinuingSink:
             usage = msgspec.structs.replace(
                 usage, prompt=own, cached=min(usage.cached, own), output=usage.output + self._before.tokens
             )
-        # The client's own request was accepted. 429: the engine has no room, and another one may have some
-        if error is not None and 400 <= error.http_status < 500 and error.http_status != 429:
+        # The client's own request was accepted. Another engine may have what this one lacks: room, or the adapter
+        lacks = error is not None and (error.http_status == TooMany.http_status or error.code == ModelNotFound.code)
+        if error is not None and 400 <= error.http_status < 500 and not lacks:
             error = ErrorInfo.of(_not_continued(error.message))
         self._sink.end(status, error, usage)
 

@@ -175,6 +175,7 @@ class Lease:
     def info(self) -> ReplicaInfo:
         """Return the record of this replica that the next report sends to the pool."""
         policy, meter, load = self._policy, self._load.meter, self._load.engine.load()
+        loaded = self._load.engine.loaded()
         now = self._loop.time()
         blocked = self._status.bills.refusal(now) if self._status.bills is not None else ""
         blocked = blocked or self._load.breaker.refusal(now)
@@ -183,7 +184,7 @@ class Lease:
             self._replica,
             policy.pool,
             policy.engine,
-            policy.models,
+            (*policy.models, *loaded.adapters),
             self._status.state,
             load,
             policy.simulated,
@@ -202,8 +203,8 @@ class Lease:
             hardware=policy.hardware,
             revision=policy.revision,
             ttft_counts=meter.first_tokens.counts(now),
-            adapters=policy.loaded.adapters,
-            artifact=policy.loaded.artifact,
+            adapters=loaded.adapters,
+            artifact=loaded.artifact,
             wake_s=self._status.wake_s,
             sleepless=self._status.sleep_refused,
             blocked=blocked,

@@ -23,7 +23,6 @@ from inference.agent.settings import AgentSettings
 from inference.agent.structured.checker import open_checker
 from stream_fabric.moderation.moderator import open_moderator
 from stream_fabric.pool.cells import cell_of, pool_of
-from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import Clock, EventSink
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.host import HostClock, HostRandom, raise_open_files
@@ -82,7 +81,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         clock = FabricClock(client, HostClock(), HostRandom())
         name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
         replica = new_replica_id(name, clock.now_us() // 1_000_000, HostRandom().token_hex(3))
-        policy = _policy(settings, models, engine.loaded(), replica)
+        policy = _policy(settings, models, engine.loaded().adapters, replica)
         metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
         opened = open_sink(settings, client, metrics.registry, HostClock(), HostRandom())
         async with (
@@ -120,19 +119,18 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         await client.close()
 
 
-def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded, replica: ReplicaId) -> AgentPolicy:
+def _policy(settings: AgentSettings, models: Sequence[str], adapters: Sequence[str], replica: ReplicaId) -> AgentPolicy:
     return AgentPolicy(
         LeasePolicy(
             pool=cell_of(settings.pool or models[0], replica, settings.cells),
             engine=settings.engine,
-            models=tuple(models),
+            models=tuple(name for name in models if name not in adapters),
             simulated=settings.engine == "sim",
             ttl_s=settings.lease_ttl_s,
             room_ratio=settings.room_ratio,
             region=settings.region,
             hardware=settings.hardware,
             revision=settings.revision,
-            loaded=loaded,
             gpu_hour_micro=settings.gpu_hour_micro,
         ),
         lease_renew_s=settings.lease_renew_s,

@@ -20,7 +20,6 @@ from stream_fabric.events import InputTimes
 from stream_fabric.limits import FLUSH_FLOOR_S
 from stream_fabric.moderation.moderator import Moderator
 from stream_fabric.pool.placement import ReplicaState
-from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import (
     Clock,
     Engine,
@@ -41,13 +40,13 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     """Pool that it reports to; a cell, if the pool is divided."""
     engine: str
     models: tuple[str, ...]
+    """Names of its models; those of adapters, which come and go, are the engine's to tell."""
     simulated: bool
     ttl_s: float
     room_ratio: float
     region: str = ""
     hardware: str = ""
     revision: str = ""
-    loaded: Loaded = Loaded()
     gpu_hour_micro: int = 0
     """Price of one hour of the replica's GPUs in micro-units, for its attempts' events; 0: none."""
 

@@ -32,7 +32,15 @@ from inference.agent.steering.takeover import Takeover
 from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
 from inference.agent.structured.checked_sink import ReplyChecks
-from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, ReplicaLost, from_info
+from stream_fabric.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    FabricError,
+    ModelNotFound,
+    ReplicaLost,
+    from_info,
+)
 from stream_fabric.events import sampled
 from stream_fabric.limits import ATTEMPTS_MAX
 from stream_fabric.pool.records import Arrival, EngineRequest, Loaded
@@ -248,7 +256,7 @@ class Requests:
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
         if error.http_status >= 500 and error.code != ReplicaLost.code:  # that is a request it refuses to continue
             self._load.receive_failure(error.code)
-        refused = error.http_status in _NO_ROOM and stream.first_at is None
+        refused = stream.first_at is None and (error.http_status in _NO_ROOM or error.code == ModelNotFound.code)
         if not (refused or error.code in _REPLICA_FAULTS) or stream.work.attempt >= ATTEMPTS_MAX:
             return False
         if stream.tokens and not _can_go_on(stream, self._engine.loaded()):

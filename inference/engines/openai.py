@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 import msgspec
 
-from inference.engines.served_models import continues_chats, list_models
+from inference.engines.served_models import LoadedModels
 from inference.engines.server_load import SERVES_NONE, ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer, AnswerBroken
@@ -22,7 +22,7 @@ from inference.engines.upstream.http1 import HttpClient
 from inference.engines.upstream.sse import EventParser, EventTooLarge
 from inference.engines.upstream.steps import StepSocket
 from inference.engines.warm_up import warm_up
-from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge, Unsupported
+from stream_fabric.errors import EngineFailed, EngineLost, ModelNotFound, StreamTooLarge, Unsupported
 from stream_fabric.limits import PROMPT_CHOICES_MAX, STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
 from stream_fabric.ports import FrameSink, SleepLevel
@@ -85,7 +85,6 @@ class OpenAIEngine:
         self._asleep = 0
         self._sleep_unknown = ""
         """The failure of a sleep request without an answer: the server may still fall asleep at any time."""
-        self._models: Sequence[str] = ()
         self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         if url.username is not None and not api_key:
@@ -97,11 +96,10 @@ class OpenAIEngine:
         self._steps = StepSocket(steps, self._headers, silence_s=_SILENCE_S) if steps else None
         self._running: dict[StreamId, _Running] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._poller: asyncio.Task[None] | None = None
+        self._poller: asyncio.Future[list[None]] | None = None
         self.server_load = ServerLoad(base_url)
         self._sleeps = 0
-        self._loaded = Loaded()
-        self._max_model_len = 0
+        self._models = LoadedModels(base_url)
 
     async def listen(self) -> None:
         """Listen for vLLM's plug-in before vLLM starts. Without this call ``start`` does. Raises EngineFailed."""
@@ -118,14 +116,12 @@ class OpenAIEngine:
             idle_s=_IDLE_S,
             connections_max=_CONNECTIONS_MAX,
         )
-        models, adapters, self._max_model_len = await list_models(self._session, self._base_url, _CONNECT_S)
-        self._loaded = Loaded(adapters)
-        self._models = models
+        await self._models.start(self._session)
         if self._steps is not None:
             await self._steps.start()
         await self.server_load.poll(self._session)
         if self.server_load.metrics.shown:
-            self._loaded = Loaded(adapters, "", await continues_chats(self._session, self._base_url, models[0]))
+            await self._models.check_template(self._session)
             try:
                 async with asyncio.timeout(_CONNECT_S):
                     self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
@@ -135,8 +131,9 @@ class OpenAIEngine:
                 ) from error
             if self._asleep:
                 log.warning("model server already sleeps: level=%d url=%s", self._asleep, self._base_url)
-        self._poller = asyncio.create_task(self.server_load.keep_polling(self._session), name="engine-load")
-        return models
+        reads = [self._models.keep_reading(self._session)] if self.server_load.metrics.shown else []
+        self._poller = asyncio.gather(self.server_load.keep_polling(self._session), *reads)
+        return self._models.names
 
     async def serving(self) -> None:
         assert self._poller is not None, "start comes first"
@@ -203,11 +200,11 @@ class OpenAIEngine:
             prefix_hits_tokens=load.prefix_hits,
             metrics_missing=len(load.missing),
             asleep=self._asleep,
-            max_model_len=self._max_model_len,
+            max_model_len=self._models.max_model_len,
         )
 
     def loaded(self) -> Loaded:
-        return self._loaded
+        return self._models.loaded
 
     async def sleep(self, level: SleepLevel) -> bool:
         assert self._session is not None
@@ -241,7 +238,7 @@ class OpenAIEngine:
         try:
             async with asyncio.timeout(self._sleep_policy.wake_s):
                 await ServerSleep(self._session, self._base_url).wake(self._asleep)
-                await warm_up(self._start_task, self.abort, self._models[0])
+                await warm_up(self._start_task, self.abort, self._models.names[0])
         except TimeoutError:
             raise EngineFailed(f"the model server did not wake within {self._sleep_policy.wake_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -355,6 +352,9 @@ class OpenAIEngine:
     async def _refusal(self, answer: Answer) -> ErrorInfo | None:
         """Return the error of an answer that refuses the request; None when the request is served."""
         refused = await _refusal(answer)
+        if refused is not None and refused.code == ModelNotFound.code:
+            assert self._session is not None
+            await self._models.read(self._session)  # else the pool places more of them here
         if refused is not None and answer.status in SERVES_NONE:
             assert self._session is not None
             if not self.server_load.serves_none:

@@ -1,7 +1,8 @@
-"""The models that an OpenAI-compatible server lists."""
+"""The models that an OpenAI-compatible server lists, and the adapters that vLLM loads and unloads while it runs."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ import msgspec
 
 from inference.engines.server_load import SERVES_NONE
 from stream_fabric.errors import EngineFailed
+from stream_fabric.pool.records import Loaded
 from stream_fabric.system_errors import reason
 
 log = logging.getLogger(__name__)
 
 _BEGUN = "Once upon a time"
-_PROMPT_S = 5.0
+_TIMEOUT_S = 5.0
+_READ_EVERY_S = 5.0
 _TIMES = (9, 10)
 """OpenSSL's codes of a certificate that is not valid yet, and of one that has expired."""
 _NAMES = (62, 64)
@@ -32,6 +35,44 @@ class ServedModels(NamedTuple):
     """Those that are LoRA adapters of another."""
     max_model_len: int
     """Maximum context of vLLM's base model, in tokens; 0: unknown."""
+
+
+class LoadedModels:
+    """A server's models. ``loaded`` has the adapters of vLLM as they were read last."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self.names: Sequence[str] = ()
+        """Models at the start, adapters included."""
+        self.loaded = Loaded()
+        self.max_model_len = 0
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Raises EngineFailed with what to do."""
+        self.names, adapters, self.max_model_len = await list_models(session, self._base_url, _TIMEOUT_S)
+        self.loaded = Loaded(adapters)
+
+    async def check_template(self, session: aiohttp.ClientSession) -> None:
+        """Learn from vLLM whether its chat template can go on with an answer."""
+        continues = await continues_chats(session, self._base_url, self.names[0])
+        self.loaded = msgspec.structs.replace(self.loaded, continues_chats=continues)
+
+    async def keep_reading(self, session: aiohttp.ClientSession) -> None:
+        """Read vLLM's adapters again and again: ``/v1/load_lora_adapter`` and a restart change them."""
+        while True:
+            await asyncio.sleep(_READ_EVERY_S)
+            await self.read(session)
+
+    async def read(self, session: aiohttp.ClientSession) -> None:
+        """Read vLLM's adapters once. A failure keeps what is known: the metrics tell whether the server serves."""
+        try:
+            adapters = (await list_models(session, self._base_url, _TIMEOUT_S)).adapters
+        except EngineFailed as error:
+            log.debug("read of the model server's adapters failed: error=%s", error.message)
+            return
+        if adapters != self.loaded.adapters:
+            log.info("adapters of the model server changed: adapters=%s", ",".join(adapters))
+            self.loaded = msgspec.structs.replace(self.loaded, adapters=adapters)
 
 
 async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: float) -> ServedModels:
@@ -103,7 +144,7 @@ async def continues_chats(session: aiohttp.ClientSession, base_url: str, model: 
     asked = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
     async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=_PROMPT_S)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with session.post(f"{base_url}/{path}", json={"model": model, **body}, timeout=timeout) as response:
             answer: dict[str, Any] = msgspec.json.decode(await response.read())
             return answer

@@ -91,6 +91,7 @@ class VllmEngine:
         self._before = EngineLoad(0, 0, self._slots)
         """Counters of the processes that have ended."""
         self._loaded = Loaded()
+        """The last process's."""
         self._unfit = ""
         """The reason why this process has to end; empty: it may go on."""
 
@@ -100,9 +101,8 @@ class VllmEngine:
             if self._steps == "auto":
                 self._steps = f"{self._folder.name}/steps"
         models = await self._boot()
-        assert self._http is not None
         artifact = await asyncio.to_thread(artifact_of, self._options.model, self._options.flags)
-        self._loaded = msgspec.structs.replace(self._http.loaded(), artifact=artifact)
+        self._loaded = Loaded(artifact=artifact)
         self._supervisor = asyncio.create_task(self._supervise(), name="vllm")
         return models
 
@@ -137,6 +137,8 @@ class VllmEngine:
         )
 
     def loaded(self) -> Loaded:
+        if self._http is not None:
+            self._loaded = msgspec.structs.replace(self._http.loaded(), artifact=self._loaded.artifact)
         return self._loaded
 
     async def sleep(self, level: SleepLevel) -> bool:

@@ -522,10 +522,12 @@ NO_ROOM = [
     ErrorInfo("too_many", "the queue is full", "rate_limit_error", 429, True),
     ErrorInfo("engine_error", "the queue is full", http_status=503, retriable=True),
 ]
+NO_ADAPTER = ErrorInfo("model_not_found", "The model `french` does not exist.", "invalid_request_error", 404)
+LACKING = pytest.mark.parametrize("refusal", [*NO_ROOM, NO_ADAPTER], ids=["429", "503", "adapter"])
 
 
-@pytest.mark.parametrize("refusal", NO_ROOM, ids=["429", "503"])
-async def test_a_request_that_an_engine_has_no_room_for_moves_to_another_replica(
+@LACKING
+async def test_a_request_for_which_an_engine_lacks_room_or_its_adapter_moves_to_another_replica(
     redis_url: str, refusal: ErrorInfo
 ) -> None:
     async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
@@ -541,8 +543,8 @@ async def test_a_request_that_an_engine_has_no_room_for_moves_to_another_replica
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("refusal", NO_ROOM, ids=["429", "503"])
-async def test_a_request_that_no_engine_has_room_for_fails_with_the_engines_error(
+@LACKING
+async def test_a_request_that_no_engine_can_take_fails_with_the_engines_error(
     redis_url: str, refusal: ErrorInfo, replicas: int
 ) -> None:
     """A pool's only replica is asked once: it would refuse the request again at once."""

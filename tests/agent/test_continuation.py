@@ -23,6 +23,7 @@ from inference.agent.continued.parts import JoinedParts
 from inference.agent.steering.turns import can_continue
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
+from stream_fabric.errors import ModelNotFound, StreamGwError, TooMany
 from stream_fabric.pool.records import EngineRequest, Loaded
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import (
@@ -372,3 +373,10 @@ def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: 
         assert log.tokens() == whole.tokens()
         assert log.end_usage is not None and whole.end_usage is not None
         assert (log.end_usage.prompt, log.end_usage.output) == (whole.end_usage.prompt, whole.end_usage.output)
+
+
+@pytest.mark.parametrize("error", [TooMany("its queue is full"), ModelNotFound("it has no such adapter")])
+def test_what_an_engine_lacks_another_one_may_have(error: StreamGwError) -> None:
+    sink = Recorder()
+    ContinuingSink(sink, said("Once", 1)).end("failed", ErrorInfo.of(error))
+    assert sink.error == ErrorInfo.of(error)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inference.engines.upstream.chunk_fields import TokenCount
-from stream_fabric.errors import BadRequest, ContextLengthExceeded, EngineFailed, EngineLost, TooMany
+from stream_fabric.errors import BadRequest, ContextLengthExceeded, EngineFailed, EngineLost, ModelNotFound, TooMany
 from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Open, Usage
@@ -99,4 +99,6 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
         code = kind.code
         if status == 400 and _CONTEXT_EXCEEDED.search(message):
             code = ContextLengthExceeded.code
+        elif status == 404 and param == "model":
+            code = ModelNotFound.code
     return ErrorInfo(code, message, kind.type, status, kind.retriable or not refused, param if refused else None)

@@ -1047,6 +1047,32 @@ async def test_a_server_whose_engine_process_is_dead_is_not_ready(monkeypatch: p
         await eventually(lambda: engine.load().ready, "the server to be asked again")
 
 
+async def test_adapters_that_vllm_loads_and_unloads_while_it_runs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["french"]
+
+    async def models(request: web.Request) -> web.StreamResponse:
+        adapters = [{"id": name, "parent": "base", "owned_by": "vllm"} for name in names]
+        return web.json_response({"data": [{"id": "base", "owned_by": "vllm"}, *adapters]})
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        return web.Response(text='vllm:num_requests_running{engine="0"} 0.0\n')
+
+    unknown = play(b'{"error":{"message":"The model does not exist","param":"model","code":404}}', status=404)
+    monkeypatch.setattr("inference.engines.served_models._READ_EVERY_S", 0.05)
+    async with engine_on(unknown, gets={"/metrics": metrics, "/v1/models": models}) as engine:
+        assert engine.loaded().adapters == ("french",)
+        names.append("greek")
+        await eventually(lambda: engine.loaded().adapters == ("french", "greek"))
+        monkeypatch.setattr("inference.engines.served_models._READ_EVERY_S", 60)
+        await asyncio.sleep(0.1)
+        names.clear()
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        await sink.wait()
+        assert sink.error is not None and (sink.error.code, sink.error.http_status) == ("model_not_found", 404)
+        assert engine.loaded().adapters == (), "a request for what is not there reads them at once"
+
+
 async def test_a_path_of_metrics_that_never_answers_says_nothing_of_the_server() -> None:
     async def metrics(request: web.Request) -> web.StreamResponse:
         return web.Response(status=503)
