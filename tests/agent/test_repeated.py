@@ -31,6 +31,7 @@ THOUGHT: dict[str, Any] = {"reasoning_effort": "low", "max_tokens": 40}
 REPLY: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "plan", "schema": PARAMETERS}}
 }
+SCORED: dict[str, Any] = REPLY | {"logprobs": True, "top_logprobs": 1}
 IDS: dict[str, Any] = {"prompt": [3, 1, 4], "max_tokens": 80}
 
 
@@ -61,7 +62,7 @@ async def answer(request: EngineRequest, sink: Any, is_over: Callable[[], bool])
 
 
 def undisturbed(request: EngineRequest) -> Recorder:
-    sink = Recorder()
+    sink = Recorder(choices=request.choices)
     run_virtual(answer(request, sink, sink.ended.is_set))
     return sink
 
@@ -84,8 +85,11 @@ def repeat(
 
 @pytest.mark.parametrize(
     ("make", "asked"),
-    [(chat, CALL), (chat, THOUGHT), (chat, REPLY), (completion, IDS), (completion, REPLY)],
-    ids=["call", "thought", "guided reply", "token ids", "guided completion"],
+    [
+        *((chat, CALL), (chat, THOUGHT), (chat, REPLY), (completion, IDS), (completion, REPLY)),
+        *((chat, SCORED), (chat, CALL | {"n": 3}), (chat, SCORED | {"n": 2})),
+    ],
+    ids=["call", "thought", "guided reply", "token ids", "guided completion", "logprobs", "three calls", "two replies"],
 )
 @given(cut=st.integers(0, 60), seed=st.integers(0, 50))
 def test_a_repeated_answer_is_the_undisturbed_one(
@@ -139,17 +143,49 @@ def test_text_that_is_cut_otherwise_is_compared_too() -> None:
     assert texts == [(0, "gh", 1), (0, "i", 1), (1, "j", 1)] and not engine.names
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_logprobs_of_what_the_log_has_are_dropped(older: bool) -> None:
+    def scored(text: str) -> msgspec.Raw:
+        names = {"tokens": list(text), "token_logprobs": [-1.0] * len(text), "top_logprobs": None}
+        items: Any = names if older else [{"token": token, "logprob": -1.0} for token in text]
+        return msgspec.Raw(msgspec.json.encode(items))
+
+    request = chat(1, seed=1, logprobs=True, **REPLY)
+    stream, engine = running(request, 2), Aborts()
+    before = read_prior(request, lines([Open(0, 0, "text"), Delta(0, "ab", 2, scored("ab"))]), Loaded())
+    assert isinstance(before, PriorAnswer)
+    stream.take_over(Usage(5, output=2), before.left_open)
+    sink = RepeatingSink(stream, before, engine)
+    sink.frame(Open(0, 0, "text"))
+    for text in ("a", "bcd", "e"):
+        sink.frame(Delta(0, text, len(text), scored(text)))
+    found = [(frame.text, frame.tokens, frame.logprobs) for frame in frames_of(stream) if isinstance(frame, Delta)]
+    assert found == [("cd", 2, scored("cd")), ("e", 1, scored("e"))] and not engine.names
+
+
+def test_a_choice_that_ended_says_no_more() -> None:
+    request = chat(1, seed=1, n=2, **REPLY)
+    ended: list[Frame] = [Open(0, 1, "text"), Delta(0, "x"), Close(0), ChoiceEnd(1, "stop"), Open(1, 0, "text")]
+    before = read_prior(request, lines(ended), Loaded())
+    assert isinstance(before, PriorAnswer) and before.end is None and before.ended == [1]
+    stream, engine = running(request, len(ended)), Aborts()
+    stream.take_over(Usage(5, output=1), before.left_open, before.ended)
+    sink = RepeatingSink(stream, before, engine)
+    again: list[Frame] = [Open(0, 0, "text"), Delta(0, "y"), Open(1, 1, "text"), Delta(1, "x"), Close(1)]
+    for frame in [*again, ChoiceEnd(1, "stop"), Close(0), ChoiceEnd(0, "stop")]:
+        sink.frame(frame)
+    assert frames_of(stream) == [Delta(1, "y"), Close(1), ChoiceEnd(0, "stop")] and not engine.names
+    sink.frame(Open(2, 1, "text"))
+    assert set(engine.names) == {request.stream} and stream.closed
+
+
 def test_what_is_repeated() -> None:
     assert can_repeat(chat(1, temperature=0), 10) and can_repeat(chat(1, seed=0), REPEATED_TOKENS_MAX)
-    assert can_repeat(completion(1, temperature=0), 10)
+    assert can_repeat(completion(1, ["a", "b"], temperature=0, logprobs=0), 10)
     for no in (
         chat(1),
         chat(1, temperature=0.1),
         chat(1, seed=True),
-        chat(1, seed=1, n=2),
-        chat(1, seed=1, logprobs=True),
-        completion(1, seed=1, logprobs=0),
-        completion(1, ["a", "b"], seed=1),
         msgspec.structs.replace(chat(1, seed=1), kind="embeddings"),
     ):
         assert not can_repeat(no, 10)

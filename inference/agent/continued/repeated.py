@@ -22,6 +22,7 @@ from inference.agent.continuation import (
     prior_output,
 )
 from inference.agent.running import RunningStream
+from inference.engines.upstream.logprobs import drop_tokens
 from stream_fabric.errors import ReplicaLost
 from stream_fabric.limits import REPEATED_TOKENS_MAX
 from stream_fabric.pool.records import EngineRequest, Loaded
@@ -52,13 +53,19 @@ class PriorBlock:
 
 @dataclass(slots=True)
 class PriorAnswer:
-    """The output of a stream's only choice that its log holds, block by block."""
+    """The output of a stream that its log holds, block by block."""
 
+    choices: int
     blocks: list[PriorBlock] = field(default_factory=list)
     tokens: int = 0
     prompt_tokens: int | None = None
-    end: ChoiceEnd | None = None
-    """End of the choice: only the stream's terminal is missing."""
+    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    """Ends of the choices that have ended, the last one last."""
+
+    @property
+    def end(self) -> ChoiceEnd | None:
+        """The last end, if all choices have ended: only the stream's terminal is missing."""
+        return list(self.ends.values())[-1] if len(self.ends) == self.choices else None
 
     @property
     def left_open(self) -> list[int]:
@@ -68,7 +75,7 @@ class PriorAnswer:
     @property
     def ended(self) -> list[int]:
         """Choices that have ended."""
-        return [0] if self.end else []
+        return list(self.ends)
 
 
 def can_repeat(request: EngineRequest, tokens: int) -> bool:
@@ -76,9 +83,7 @@ def can_repeat(request: EngineRequest, tokens: int) -> bool:
     if request.kind not in ("chat", "completions") or tokens > REPEATED_TOKENS_MAX:
         return False
     body: dict[str, Any] = msgspec.json.decode(request.body)
-    fixed = body.get("temperature") == 0 or type(body.get("seed")) is int
-    logprobs = body.get("logprobs")  # 0 asks for those of a completion's own tokens
-    return fixed and (logprobs is None or logprobs is False) and request.choices == 1
+    return body.get("temperature") == 0 or type(body.get("seed")) is int
 
 
 def read_prior(request: EngineRequest, lines: Sequence[bytes], loaded: Loaded) -> PriorOutput | PriorAnswer:
@@ -95,7 +100,7 @@ def read_prior(request: EngineRequest, lines: Sequence[bytes], loaded: Loaded) -
 
 def prior_answer(request: EngineRequest, lines: Sequence[bytes], reason: CannotContinue) -> PriorAnswer:
     """Read the output to repeat from a stream's frames. Raises ``reason`` if it is not whole and cannot be repeated."""
-    found = PriorAnswer()
+    found = PriorAnswer(request.choices)
     texts: list[list[str]] = []
     for line in lines:
         match decode(line):
@@ -111,7 +116,7 @@ def prior_answer(request: EngineRequest, lines: Sequence[bytes], reason: CannotC
             case Close(block=number):
                 found.blocks[number].closed = True
             case ChoiceEnd() as end:
-                found.end = end if request.choices == 1 else None
+                found.ends[end.choice] = end
     if found.end is None and not can_repeat(request, found.tokens):
         raise reason
     for block, parts in zip(found.blocks, texts, strict=True):
@@ -126,11 +131,18 @@ class RepeatingSink:
         self._stream = stream
         self._before = before
         self._engine = engine
-        self._opened = 0
+        self._next = len(before.blocks)
+        self._left: list[list[PriorBlock]] = [[] for _ in range(before.choices)]
+        """Blocks of each choice that the engine has not begun to repeat."""
+        for block in before.blocks:
+            self._left[block.begin.choice].append(block)
         self._blocks: dict[int, tuple[int, PriorBlock | None]] = {}
         """For each block of the engine its number in the stream, and what of it is left to compare."""
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
+        self._text(block, text, tokens, None)
+
+    def _text(self, block: int, text: str, tokens: int, logprobs: msgspec.Raw | None) -> None:
         number, prior = self._blocks[block]
         if prior is not None:
             if self._stream.first_at is None:  # the prompt is computed
@@ -145,9 +157,15 @@ class RepeatingSink:
             if prior.closed:
                 self._fail()
                 return
-            tokens = max(-prior.tokens, 0)
+            new = max(-prior.tokens, 0)
+            if logprobs is not None:
+                logprobs = drop_tokens(logprobs, tokens - new)
+            tokens = new
             self._blocks[block] = number, None
-        self._stream.text(number, text, tokens)
+        if logprobs is None:
+            self._stream.text(number, text, tokens)
+        else:
+            self._stream.frame(Delta(number, text, tokens, logprobs))
 
     def frame(self, frame: Frame) -> None:
         match frame:
@@ -155,34 +173,37 @@ class RepeatingSink:
                 return  # the first producer has written it
             case Open():
                 self._open(frame)
-            case Delta(block=block, text=text, tokens=tokens):  # a request with logprobs is not repeated
-                self.text(block, text, tokens)
+            case Delta(block=block, text=text, tokens=tokens, logprobs=logprobs):
+                self._text(block, text, tokens, logprobs)
             case Close(block=block):
                 number, prior = self._blocks[block]
                 if prior is not None and prior.left:
                     self._fail()
                 elif prior is None or not prior.closed:
                     self._stream.frame(msgspec.structs.replace(frame, block=number))
-            case ChoiceEnd():
-                if self._opened < len(self._before.blocks):
+            case ChoiceEnd(choice=choice):
+                if self._left[choice]:
                     self._fail()
-                else:
+                elif choice not in self._before.ends:
                     self._stream.frame(frame)
             case _:
                 self._stream.frame(frame)
 
     def _open(self, frame: Open) -> None:
         """Compare a block with that of the log, whose call keeps its id, or begin a new one."""
-        number, self._opened = self._opened, self._opened + 1
-        if number >= len(self._before.blocks):
-            self._blocks[frame.block] = number, None
-            self._stream.frame(msgspec.structs.replace(frame, block=number))
+        left = self._left[frame.choice]
+        if not left:
+            self._blocks[frame.block] = self._next, None
+            if frame.choice in self._before.ends:
+                self._fail()
+            self._stream.frame(msgspec.structs.replace(frame, block=self._next))
+            self._next += 1
             return
-        prior = self._before.blocks[number]
+        prior = left.pop(0)
         known = prior.begin
         if (frame.kind, frame.form, frame.name) != (known.kind, known.form, known.name):
             self._fail()
-        self._blocks[frame.block] = number, prior
+        self._blocks[frame.block] = known.block, prior
 
     def _fail(self) -> None:
         """End the stream: the engine has not repeated the output of the log."""

@@ -45,6 +45,14 @@ def join_logprobs(parts: list[msgspec.Raw]) -> tuple[msgspec.Raw, int]:
     return msgspec.Raw(msgspec.json.encode(joined)), len(joined["tokens"] or ())
 
 
+def drop_tokens(raw: msgspec.Raw, count: int) -> msgspec.Raw:
+    """Return logprobs without those of the first ``count`` tokens."""
+    if bytes(raw).startswith(b"["):
+        return msgspec.Raw(msgspec.json.encode(msgspec.json.decode(raw, type=list[msgspec.Raw])[count:]))
+    lists = msgspec.json.decode(raw, type=dict[str, list[msgspec.Raw] | None])
+    return msgspec.Raw(msgspec.json.encode({name: each and each[count:] for name, each in lists.items()}))
+
+
 def split_logprobs(text: str, raw: msgspec.Raw, tokens: int) -> list[tuple[str, msgspec.Raw, int]]:
     """Split a text and its logprobs, of so many tokens, into parts that fit into a frame.
 
