@@ -73,9 +73,9 @@ Rules name the likely cause (`telemetry/ask/why/causes.py`). Each rule computes 
 explains. A cause above the p95 of the cohort comes before one that is common in the cohort, and then the cause that
 explains more time. A second cause is named if it explains at least half as much. The causes are: refused, killed
 replica, handed over, failed, slow client, resume gap, yielded, full queue, repaired reply, schema check, answer
-moderation, steered, token stall, overloaded engine, cold prefix, long answer, admission slow, gateway slow, fabric
-slow, unaccounted; otherwise *nothing is unusual*. The cohort is the finished requests of the same model, prompt size
-and hour. With fewer than 30 it is those of a day, then of any prompt size, then of a week.
+moderation, steered, token stall, overloaded engine, cold prefix, slow prefill, long answer, admission slow, gateway
+slow, fabric slow, unaccounted; otherwise *nothing is unusual*. The cohort is the finished requests of the same model,
+prompt size and hour. With fewer than 30 it is those of a day, then of any prompt size, then of a week.
 
 The time line is the client's: all readers in order, the time between them, and time that belongs to no phase. It adds
 up to the wall time exactly. Missing events (a dead gateway, a success that was not sampled) are marked with `!`.

@@ -146,6 +146,7 @@ CASES: dict[str, tuple[Story, list[str]]] = {
         story([reader(prefill_us=900_000, cached_tokens=0)], [attempt(cached_tokens=0, prefill_us=900_000)]),
         ["cold prefix"],
     ),
+    "slow prefill": (story([reader(prefill_us=900_000)], [attempt(prefill_us=900_000)]), ["slow prefill"]),
     "long answer": (
         story([reader(decode_us=20_000_000, output_tokens=1500)],
               [attempt(output_tokens=1500, generated_tokens=1500, decode_us=20_000_000)]),
@@ -157,6 +158,11 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     ),
     "handed over": (
         story([reader(recovery_us=3_500_000)], [attempt(ended="handed_over", billed=False), attempt(attempt=2)]),
+        ["handed over"],
+    ),
+    "made again": (
+        story([reader(recovery_us=40_000, prefill_us=1_300_000)],
+              [attempt(ended="handed_over", billed=False), attempt(attempt=2, prefill_us=1_250_000)]),
         ["handed over"],
     ),
     "yielded": (
@@ -188,7 +194,7 @@ def test_each_cause_is_named_and_no_other(name: str) -> None:
 
 
 def test_what_is_said_names_who_and_how_much() -> None:
-    assert "Replica r-9 died; r-2 continued the stream after 3.5 s." in cause_sentence(
+    assert "Replica r-9 died; r-2 continued the stream after 3.6 s." in cause_sentence(
         findings(CASES["killed replica"][0])
     )
     dead = {"what": "dead", "replica": "r-9", "reason": "its lease expired", "at_us": T0}
@@ -241,7 +247,8 @@ def test_without_a_cohort_waiting_is_still_named_and_nothing_else_is_guessed() -
 
 def test_a_session_is_its_own_example() -> None:
     cold = ([reader(prefill_us=900_000, cached_tokens=0)], [attempt(cached_tokens=0, prefill_us=900_000)])
-    assert causes(story(*cold, session_share=0.0, session_members=9)) == [], "its prompts are never cached"
+    never_cached = story(*cold, session_share=0.0, session_members=9)
+    assert causes(never_cached) == ["slow prefill"]
     assert causes(story(*cold, session_share=0.0, session_members=2)) == ["cold prefix"], "that says little"
     warm = findings(story(*cold, session_share=0.95, session_members=3))
     assert "of earlier prompts of its session it is 95%" in warm[0].says

@@ -117,7 +117,7 @@ def refused(story: Story) -> Finding | None:
 def killed_replica(story: Story) -> Finding | None:
     lost = [row for row in story.attempts if row["ended"] == "lost"]
     failed = story.outcome == "failed" and story.error_code == "replica_lost"
-    recovery = story.spent("recovery_us")
+    recovery = _until_next_token_us(story)
     if not lost and not failed:
         return None
     if not failed and not _is_large(story, recovery) and story.line:
@@ -137,12 +137,17 @@ def killed_replica(story: Story) -> Finding | None:
 
 def handed_over(story: Story) -> Finding | None:
     gave = [row for row in story.attempts if row["ended"] == "handed_over"]
-    recovery = story.spent("recovery_us")
+    recovery = _until_next_token_us(story)
     if not gave or not _is_large(story, recovery):
         return None
     to = (story.bill or {}).get("replica", "another")
     says = f"Replica {gave[-1]['replica']} handed the stream over because it was draining or its engine failed"
     return Finding("handed over", recovery, f"{says}; {to} continued the stream after {duration(recovery)}.")
+
+
+def _until_next_token_us(story: Story) -> int:
+    """Return the time from replicas that were lost to the next tokens: prompts are computed, or answers made, again."""
+    return story.spent("recovery_us") + sum(row["engine_queue_us"] + row["prefill_us"] for row in story.attempts[1:])
 
 
 def failed(story: Story) -> Finding | None:
@@ -266,6 +271,22 @@ def cold_prefix(story: Story) -> Finding | None:
     )  # fmt: skip
 
 
+def slow_prefill(story: Story) -> Finding | None:
+    """Rule for a prompt that is slow to compute. What later attempts compute again belongs to the loss of a replica."""
+    prefill, usual = int((story.bill or {}).get("prefill_us", 0)), story.cohort
+    if not usual.enough or prefill <= usual.p95("prefill_us") or len(story.attempts) > 1 or cold_prefix(story):
+        return None
+    cost = prefill - int(usual.p50("prefill_us"))
+    if not _is_large(story, cost, early=True):
+        return None
+    tokens = f"{story.prompt_tokens - story.cached_tokens} of {story.prompt_tokens} prompt tokens"
+    half = duration(usual.p50("prefill_us"))
+    return Finding(
+        "slow prefill", cost,
+        f"Prefill of {tokens} took {duration(prefill)}; the median of its cohort is {half}.",
+    )  # fmt: skip
+
+
 def overloaded_engine(story: Story) -> Finding | None:
     queue = story.spent("engine_queue_us")
     usual = story.cohort
@@ -363,6 +384,7 @@ RULES: tuple[Rule, ...] = (
     token_stall,
     overloaded_engine,
     cold_prefix,
+    slow_prefill,
     long_answer,
     admission_slow,
     gateway_slow,
