@@ -147,7 +147,8 @@ def handed_over(story: Story) -> Finding | None:
 
 def _until_next_token_us(story: Story) -> int:
     """Return the time from replicas that were lost to the next tokens: prompts are computed, or answers made, again."""
-    return story.spent("recovery_us") + sum(row["engine_queue_us"] + row["prefill_us"] for row in story.attempts[1:])
+    again = sum(int(row["engine_queue_us"]) + int(row["prefill_us"]) for row in story.attempts[1:])
+    return story.spent("recovery_us") + again
 
 
 def failed(story: Story) -> Finding | None:
