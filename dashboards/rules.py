@@ -533,6 +533,13 @@ ALERTS: tuple[Alert, ...] = (
         labels={"topic": "t"},
     ),
     Alert(
+        # A consumer that starts counts them before its first scrape
+        "TelemetryExpired", "page", _rises(listed.EXPIRED.name, "topic"), "0m",
+        "Kafka's retention has deleted events of {{ $labels.topic }} that were not inserted, bills among them",
+        {f"{listed.EXPIRED.name}{_PART}": "_x10 700x40"}, {f"{listed.EXPIRED.name}{_PART}": "700x40"},
+        labels={"topic": "t"},
+    ),
+    Alert(
         "TelemetryLag", "ticket", f"sum by (topic) ({listed.LAG.name}) > 100000", "5m",
         "The telemetry consumer is {{ $value }} records behind in {{ $labels.topic }}",
         {f"{listed.LAG.name}{_PART}": "0+20000x40"}, {f"{listed.LAG.name}{_PART}": "500x40"}, labels={"topic": "t"},

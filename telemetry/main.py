@@ -34,7 +34,7 @@ from telemetry.store.store import Store
 
 
 @asynccontextmanager
-async def _open_log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadLetters]]:
+async def _open_log(settings: TelemetrySettings, metrics: ConsumerMetrics) -> AsyncIterator[tuple[Source, DeadLetters]]:
     """Open the log and the dead letters that the settings name; the log is not yet started."""
     if settings.events == "off":
         raise BadRequest("STREAM_GW_EVENTS is off: there is nothing to consume")
@@ -70,7 +70,11 @@ async def _open_log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, 
         raise SourceUnavailable(f"Kafka at {settings.kafka_servers}: {error}") from error
     options = connection_options(settings)
     kafka = KafkaSource(
-        options, settings.events_topic, settings.telemetry_group, session_s=settings.telemetry_session_s
+        options,
+        settings.events_topic,
+        settings.telemetry_group,
+        session_s=settings.telemetry_session_s,
+        on_expired=metrics.count_expired,
     )
     dead_letters = KafkaDeadLetters(options, settings.telemetry_dlq_topic)
     try:
@@ -103,7 +107,7 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
         await store.set_retention(
             settings.telemetry_raw_days, settings.telemetry_rollup_days, settings.telemetry_content_days
         )
-        async with _open_log(settings) as (source, dead_letters):
+        async with _open_log(settings, metrics) as (source, dead_letters):
             consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s, random)
             token = settings.telemetry_token.get_secret_value()
             port, host = settings.telemetry_port, settings.telemetry_host
@@ -130,7 +134,7 @@ async def dlq(
     settings: TelemetrySettings, verb: str, count: int, ids: Sequence[str], as_json: bool, say: Callable[[str], None]
 ) -> None:
     """List or replay dead letters, for ``stream-gw telemetry dlq``."""
-    async with _open_log(settings) as (_, dead_letters):
+    async with _open_log(settings, ConsumerMetrics()) as (_, dead_letters):
         if verb == "replay":
             replayed = await dead_letters.replay(count, ids)
             say(json.dumps({"replayed": replayed}) if as_json else f"{replayed} replayed")

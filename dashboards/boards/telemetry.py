@@ -49,6 +49,10 @@ TELEMETRY = Board(
             only="once a record cannot be decoded",
         ),
         Panel(
+            "Expired before they were inserted", [Prom(rate(listed.EXPIRED, "topic"), "{{topic}}")], "ops",
+            only="once Kafka's retention was shorter than an outage of the consumers or of ClickHouse",
+        ),
+        Panel(
             "Failed attempts", [Prom(rate(listed.CONSUME_FAILURES, "code"), "{{code}}")], "ops",
             only="once an attempt has failed",
         ),

@@ -660,6 +660,14 @@ POISON = _telemetry(
     _PART,
     only="after the first",
 )
+EXPIRED = _telemetry(
+    "telemetry_expired_events_total",
+    "counter",
+    "records",
+    "Records that Kafka's retention deleted before they were inserted",
+    _PART,
+    only="after the first",
+)
 LAG = _telemetry("telemetry_lag_events", "gauge", "records", "Records not yet committed", _PART)
 HELD = _telemetry(
     "telemetry_held_bytes", "gauge", "bytes", "Bytes of records in memory that are not yet inserted", _PART

@@ -18,6 +18,7 @@ class ConsumerMetrics:
         self._exposition = make = MetricsRegistry("telemetry")
         self._events = make.counter(listed.CONSUMED)
         self._poison = make.counter(listed.POISON)
+        self._expired = make.counter(listed.EXPIRED)
         self._lag = make.gauge(listed.LAG)
         self._held = make.gauge(listed.HELD)
         self._pending = make.gauge(listed.PENDING)
@@ -54,6 +55,9 @@ class ConsumerMetrics:
 
     def count_poison(self, part: Part, poison: Sequence[Poison]) -> None:
         self._poison.labels(part.topic, str(part.partition)).inc(len(poison))
+
+    def count_expired(self, part: Part, records: int) -> None:
+        self._expired.labels(part.topic, str(part.partition)).inc(records)
 
     def count_failure(self, error: StreamGwError) -> None:
         self._failures.labels(error.code).inc()

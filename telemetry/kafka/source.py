@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -46,8 +46,11 @@ class KafkaSource:
         group: str,
         *,
         session_s: float = 10.0,
+        on_expired: Callable[[Part, int], None] = lambda part, records: None,
     ) -> None:
+        """``on_expired`` is called when the topic's retention took records before they were read."""
         self._options = dict(options)
+        self._on_expired = on_expired
         self._topic = topic
         self._group = group
         self._timing = {
@@ -92,18 +95,24 @@ class KafkaSource:
         now = {TopicPartition(*part) for part in wanted} & ours
         consumer.pause(*(ours - now - paused))
         consumer.resume(*(now & paused))
+        doubted = [tp for tp in now if tp in self._doubted and self._doubted[tp] == self._expected.get(tp)]
         try:
+            begins = await consumer.beginning_offsets(doubted) if doubted else {}
             # Also with none wanted: a member that does not ask is taken for stuck
             found = await consumer.getmany(*now, timeout_ms=int(timeout_s * 1000), max_records=_READ_MAX)
         except KafkaError as error:
             raise SourceUnavailable(f"Kafka: {error!r}") from error
-        return {Part(*tp): records for tp, records in found.items() if records and self._accept(consumer, tp, records)}
+        return {
+            Part(*tp): records
+            for tp, records in found.items()
+            if records and self._accept(consumer, tp, records, begins.get(tp, 0))
+        }
 
-    def _accept(self, consumer: AIOKafkaConsumer, tp: TopicPartition, records: Sequence[Any]) -> bool:
+    def _accept(self, consumer: AIOKafkaConsumer, tp: TopicPartition, records: Sequence[Any], begin: int) -> bool:
         """Return True if the records continue at the expected offset, and move that offset behind them.
 
         After a gap the partition is first read again, because the client may have changed its position by itself.
-        A second time the gap is accepted: retention or a transaction's marks left it.
+        A second time the gap is accepted: retention took what was before ``begin``, a transaction's marks left others.
         """
         expected = self._expected.get(tp)
         first = records[0].offset
@@ -113,7 +122,14 @@ class KafkaSource:
             self._doubted[tp] = expected
             consumer.seek(tp, expected)
             return False
-        if first > expected:
+        expired = min(begin, first) - expected
+        if expired > 0:
+            _log.error(
+                "events expired in Kafka before they were inserted: topic=%s partition=%s first=%d count=%d; "
+                'see docs/runbook.md, "Alert: TelemetryExpired"', tp.topic, tp.partition, expected, expired,
+            )  # fmt: skip
+            self._on_expired(Part(*tp), expired)
+        elif first > expected:
             _log.warning("partition %s of %s has no records %s to %s", tp.partition, tp.topic, expected, first - 1)
         self._expected[tp] = records[-1].offset + 1
         return True

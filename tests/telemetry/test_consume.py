@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
@@ -188,6 +190,26 @@ async def test_killed_again_and_again(log: Log, store: Store) -> None:
     dead = log.dead_letters()
     assert len(await dead.waiting(1000)) == log.sums.poison == 15
     await dead.close()
+
+
+async def test_what_retention_took_before_it_was_inserted_is_counted(
+    log: Log, store: Store, front: ClickHouseFront
+) -> None:
+    """ClickHouse and the consumer are away for longer than the topic keeps its records; claims are among them."""
+    front.fault("refuse")
+    await log.add(3000)
+    consumer = await log.consume(telemetry_block_rows=100)
+    await eventually(lambda: _over(metric(consumer, "telemetry_pending_age_seconds"), 1), "blocks to be claimed", 30)
+    consumer.kill()
+    admin = AIOKafkaAdminClient(bootstrap_servers=log.servers)
+    await admin.start()
+    await admin.delete_records({TopicPartition(log.topic, k): RecordsToDelete(kept) for k, kept in ((0, 60), (1, 250))})
+    await admin.close()
+    front.fault("ok")
+    consumer = await log.consume(telemetry_block_rows=100)
+    await log.consumed()
+    assert await metric(consumer, "telemetry_expired_events_total") == 60 + 250
+    assert sum((await stored(store)).values()) == log.sums.records - 60 - 250
 
 
 async def test_a_topic_that_is_not_there(kafka: KafkaServer, settings: dict[str, Any]) -> None:
