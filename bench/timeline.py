@@ -41,8 +41,6 @@ class Asked:
     kind: str
     stream: str = ""
     wall_us: float = 0.0
-    away_us: float = 0.0
-    """For a resumed stream: time until the client reconnected."""
 
 
 class Client:
@@ -70,7 +68,6 @@ class Client:
             last = await self._read(asked, answer, url)
         if asked.kind == "resumed":
             await asyncio.sleep(self._rng.uniform(0, 0.3))
-            asked.away_us = time.monotonic()
             headers = self._headers | {"last-event-id": last}
             async with self._session.get(f"{other}/v1/streams/{asked.stream}", headers=headers) as answer:
                 await answer.read()

@@ -167,9 +167,9 @@ def _ttft_errors(early: int, within: int, count: int) -> dict[str, str]:
     }
 
 
-def _rises(name: str, by: str, window: str = "15m") -> str:
+def _rises(name: str, by: str) -> str:
     """PromQL: the counter rose, or its series is new (``increase`` does not see a series' first sample)."""
-    return f"sum by ({by}) (increase({name}[{window}])) > 0 or sum by ({by}) ({name} unless {name} offset {window}) > 0"
+    return f"sum by ({by}) (increase({name}[15m])) > 0 or sum by ({by}) ({name} unless {name} offset 15m) > 0"
 
 
 def _share_of_replies(result: str, share: float) -> str:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _HOUR_US = 3_600_000_000
 _DAY_US = 24 * _HOUR_US
+_DAYS = 2
+"""Days that are compared."""
 _LATE_US = 600_000_000
 """Time after its end until an hour is closed: its last bills may be on their way."""
 _TAKEN_US = 300_000_000
@@ -73,7 +75,7 @@ class _Rows(msgspec.Struct):
 class ReconcileJob:
     """Runs in every controller; ``leads`` says whether this one acts. ``accounts`` None: budgets are not corrected.
 
-    ``hour_utc``: hour of the day at whose 10th minute it runs. ``days``: number of days that it compares.
+    ``hour_utc``: hour of the day at whose 10th minute it runs.
     """
 
     def __init__(
@@ -86,7 +88,6 @@ class ReconcileJob:
         accounts: Accounts | None = None,
         *,
         hour_utc: int = 3,
-        days: int = 2,
         look_s: float = _LOOK_S,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -97,7 +98,6 @@ class ReconcileJob:
         self._clock = clock
         self._accounts = accounts
         self._due_us = hour_utc * _HOUR_US + _LATE_US
-        self._days = days
         self._look_s = look_s
         self._retry_s = retry_s
         self._done_us = clock.now_us()
@@ -146,7 +146,7 @@ class ReconcileJob:
         Raises one of ``HTTP_ERRORS`` or FabricError.
         """
         until_us = (now_us - _LATE_US) // _HOUR_US * _HOUR_US
-        body = {"from_us": until_us - self._days * _DAY_US, "until_us": until_us}
+        body = {"from_us": until_us - _DAYS * _DAY_US, "until_us": until_us}
         answer = await self._post("/reconcile", body)
         compared = msgspec.json.decode(answer, type=_Compared)
         if compared.found:

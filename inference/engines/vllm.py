@@ -42,7 +42,7 @@ from stream_fabric.limits import (
     VLLM_TERM_S_MAX,
 )
 from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
-from stream_fabric.ports import FrameSink, Random, SleepLevel
+from stream_fabric.ports import FrameSink, SleepLevel
 from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.process.host import HostRandom
 from stream_fabric.stream.frames import ErrorInfo
@@ -72,10 +72,9 @@ class RestartPolicy(msgspec.Struct, frozen=True):
 class VllmEngine:
     """Runs vLLM as a child process and talks to it through an ``OpenAIEngine``; both are new after each restart."""
 
-    def __init__(self, options: VllmOptions, policy: RestartPolicy | None = None, random: Random | None = None) -> None:
+    def __init__(self, options: VllmOptions, policy: RestartPolicy | None = None) -> None:
         self._options = options
         self._policy = policy or RestartPolicy()
-        self._random = random or HostRandom()
         self._flags, self._slots = flags_of(options)
         self._command = command_of(options.python)
         self._kv = _make_kv_events() if options.kv_events else None
@@ -259,7 +258,7 @@ class VllmEngine:
     async def _supervise(self) -> None:
         """Restart vLLM each time it is lost. Raises EngineFailed after too many failed starts in a row."""
         policy, loop = self._policy, asyncio.get_running_loop()
-        backoff = Backoff(policy.backoff, self._random)
+        backoff = Backoff(policy.backoff, HostRandom())
         while True:
             ready_at = loop.time()
             child = self._child

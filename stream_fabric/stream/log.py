@@ -368,11 +368,11 @@ class StreamState:
             self.watchers.append(gateway)
         self.unwatched = ""
 
-    def unwatch(self, gateway: GatewayId, now_ms: int, *, vanished: bool = False) -> None:
+    def unwatch(self, gateway: GatewayId, now_ms: int) -> None:
         if gateway in self.watchers:
             self.watchers.remove(gateway)
         if not self.watchers and self.status == "live":
-            self.unwatched = "V" if vanished else "L"
+            self.unwatched = "L"
             self.unwatched_since_ms = now_ms
 
 

@@ -109,7 +109,7 @@ class StreamRoutes:
             parsed = await request.parsed(who.tenant, parser)
             if parsed.stream:
                 return await self.create_streamed(request, send, who, parsed)
-            await self.create_whole(request, who, parsed)
+            await self.answer_whole(request, who, await self.open_whole(request, who, parsed))
             return None
 
         return create
@@ -132,12 +132,6 @@ class StreamRoutes:
         opened = await self._gateway.streams.create(call)
         wait_s = 0.0 if parsed.background or call.after is not None else _REFUSAL_S
         return await self.deliver(request, send, who, opened, call.dialect, refusal_s=wait_s)
-
-    async def create_whole(
-        self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
-    ) -> None:
-        """Create the stream, and answer with all of it."""
-        await self.answer_whole(request, who, await self.open_whole(request, who, parsed, on_named))
 
     async def open_whole(
         self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None

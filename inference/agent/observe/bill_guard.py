@@ -21,10 +21,8 @@ class BillGuard:
     ``reconstruct`` serves on for as long as Redis's account can reconstruct the bills, then as ``never``.
     """
 
-    def __init__(
-        self, policy: ServeWithoutBills, at_risk: Callable[[], bool], *, reconstruct_s: float = RECONSTRUCT_S
-    ) -> None:
-        self._serve_s = reconstruct_s if policy == "reconstruct" else 0.0
+    def __init__(self, policy: ServeWithoutBills, at_risk: Callable[[], bool]) -> None:
+        self._serve_s = RECONSTRUCT_S if policy == "reconstruct" else 0.0
         self._at_risk = at_risk
         self._since: float | None = None
         self._stopped = False

@@ -67,14 +67,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def outcome_json(outcome: Outcome, *, bins: bool = False) -> dict[str, Any]:
-    """Return an outcome as JSON values. Infinite values become null."""
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome without its bins, as JSON values. Infinite values become null."""
     found: dict[str, Any] = msgspec.to_builtins(outcome)
     found["deaths"] = [death._asdict() for death in outcome.deaths]
     found["reasons"] = [{"at_s": at_s, "reason": reason} for at_s, reason in outcome.reasons]
-    found["bins"] = [{name: _finite_or_none(value) for name, value in one._asdict().items()} for one in outcome.bins]
-    if not bins:
-        del found["bins"]
+    del found["bins"]
     return {name: _finite_or_none(value) for name, value in found.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -78,11 +77,11 @@ class Facts(msgspec.Struct):
 class HttpTarget:
     """Requests over HTTP and SSE. ``urls``: with or without ``/v1``."""
 
-    def __init__(self, urls: Sequence[str], key: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, urls: Sequence[str], key: str) -> None:
         self.urls = [_base_url(url) for url in urls]
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._session = open_session(
-            total_s=None, connect_s=_CONNECT_S, headers=headers, tls=tls, connections_max=_CONNECTIONS_MAX
+            total_s=None, connect_s=_CONNECT_S, headers=headers, connections_max=_CONNECTIONS_MAX
         )
         self.server = ""
 

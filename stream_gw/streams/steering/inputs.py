@@ -86,7 +86,7 @@ class StreamInputs:
         if page.status != "live" and not await self._log.inputs(StreamId(stream)):
             return "terminal"
         sizes = await self._sizes(StreamId(stream), page)
-        await self._check_context(who, meta.facts, sizes, message)
+        await self._check_context(meta.facts, sizes, message)
         subjects = records.subjects(who, meta.user, meta.facts.model)
         tokens = sizes.tokens + len(bytes(message)) // _BYTES_PER_TOKEN
         if subjects:
@@ -119,7 +119,7 @@ class StreamInputs:
         tokens = next_prompt_tokens(page.structure, 0 if used is None else used.output)
         return _Sizes(tokens, b'"kind":"input"' in page.structure)
 
-    async def _check_context(self, who: Principal, facts: StreamFacts, sizes: _Sizes, message: msgspec.Raw) -> None:
+    async def _check_context(self, facts: StreamFacts, sizes: _Sizes, message: msgspec.Raw) -> None:
         """Raise ContextLengthExceeded if the next prompt certainly exceeds the model's context: the engine would fail
         the running stream."""
         directory = self._parts.directory
