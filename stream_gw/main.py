@@ -103,13 +103,11 @@ def key_store(settings: GatewaySettings) -> KeyStore:
     return KeyStore(records, pepper=pepper.encode(), previous=previous.encode(), published=bool(pepper))
 
 
-def token_signer(settings: GatewaySettings, random: Random) -> TokenSigner:
-    """Make the signer of capability tokens."""
+def _token_secrets(settings: GatewaySettings, random: Random) -> list[bytes]:
+    """Return the secret that signs, a random one if none is set, and then those that are accepted only."""
     accepted = settings.token_secrets_accepted.get_secret_value().split(",")
-    return TokenSigner(
-        settings.token_secret.get_secret_value().encode() or random.token_bytes(32),
-        [secret.strip().encode() for secret in accepted if secret.strip()],
-    )
+    signing = settings.token_secret.get_secret_value().encode() or random.token_bytes(32)
+    return [signing, *(secret.strip().encode() for secret in accepted if secret.strip())]
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,8 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
     """
     keys = key_store(settings)
     host, random = HostClock(), HostRandom()
-    authenticator = Authenticator(keys, token_signer(settings, random))
+    secret, *accepted = _token_secrets(settings, random)
+    authenticator = Authenticator(keys, TokenSigner(secret, accepted))
     name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{random.token_hex(4)}")
     metrics, client = Metrics(), RedisClient(settings.redis_url)
     async with contextlib.AsyncExitStack() as stack:
@@ -254,8 +253,6 @@ def _open_responses(
 ) -> contextlib.AbstractAsyncContextManager[ResponseStore]:
     """Open the store of responses."""
     settings, random = process.settings, process.random
-    accepted = settings.token_secrets_accepted.get_secret_value().split(",")
-    secret = settings.token_secret.get_secret_value().encode() or random.token_bytes(32)
     return open_responses(
         RedisResponses(process.client, settings.response_held_bytes_max),
         log,
@@ -264,7 +261,7 @@ def _open_responses(
         clock,
         random,
         StorePolicy(settings.response_days, settings.response_bytes_max, settings.response_stored_bytes_max),
-        [secret, *(each.strip().encode() for each in accepted if each.strip())],
+        _token_secrets(settings, random),
         on_outcome=process.metrics.receive_stored,
         on_unsaved=process.metrics.receive_unsaved,
     )
