@@ -11,10 +11,10 @@ from stream_fabric.accounts.records import REGION_PATTERN
 from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.pool.cells import CELLS_MAX
-from stream_fabric.process.settings import EmitSettings, SettingsConflict
+from stream_fabric.process.settings import EmitSettings, MetricsSettings, SettingsConflict
 
 
-class AgentSettings(EmitSettings, ModerationSettings):
+class AgentSettings(EmitSettings, ModerationSettings, MetricsSettings):
     engine: Literal["sim", "openai", "vllm"] = Field(
         "sim",
         description="Model server: sim (the simulator), openai (a server by URL), vllm (a vLLM that the agent starts)",
@@ -147,10 +147,6 @@ class AgentSettings(EmitSettings, ModerationSettings):
         le=1 << 30,
         description="Bytes of one token in the KV cache, for metrics in bytes; 0: unknown, those metrics are left out",
     )
-    metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free port, -1: not served"
-    )
-    metrics_host: str = Field("127.0.0.1", description="Listen address of /metrics and /healthz")
 
     @field_validator("lease_renew_s")
     @classmethod

@@ -8,12 +8,12 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from stream_fabric.process.settings import EmitSettings, SettingsConflict
+from stream_fabric.process.settings import EmitSettings, MetricsSettings, SettingsConflict
 
 _SCALER_FILES = ("scaler_cert", "scaler_key", "scaler_client_ca")
 
 
-class ControllerSettings(EmitSettings):
+class ControllerSettings(EmitSettings, MetricsSettings):
     pools_file: Path | None = Field(None, description="TOML file with the scaling policy of each pool to plan")
     telemetry_url: str = Field(
         "",
@@ -50,14 +50,12 @@ class ControllerSettings(EmitSettings):
         le=100,
         description="With drain_stuck: drain above this multiple of the pool's median p99 queue time and above 1 s",
     )
-    metrics_port: int = Field(-1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: a free one, -1: none")
-    metrics_host: str = Field("127.0.0.1", description="Address that metrics_port listens on")
     scaler_port: int = Field(
         -1,
         ge=-1,
         le=65535,
-        description="With pools_file: gRPC port of the external scaler for KEDA's trigger external-push; 0: a free "
-        "one, -1: none",
+        description="With pools_file: gRPC port of the external scaler for KEDA's trigger external-push; 0: any "
+        "free port, -1: none",
     )
     scaler_host: str = Field(
         "127.0.0.1",

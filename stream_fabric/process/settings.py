@@ -128,3 +128,12 @@ class EmitSettings(EventSettings):
         le=1 << 32,
         description="Bytes of undelivered events in memory; more are dropped; a quarter is for billing events only",
     )
+
+
+class MetricsSettings(FabricSettings):
+    """Where the processes that serve no API of their own serve their metrics."""
+
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free port, -1: not served"
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address that metrics_port listens on")

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
 from stream_fabric.moderation.settings import ModerationSettings
-from stream_fabric.process.settings import EmitSettings, EventSettings, FabricSettings
+from stream_fabric.process.settings import EmitSettings, EventSettings, FabricSettings, MetricsSettings
 from stream_gw.settings import DatabaseSettings, GatewaySettings
 from telemetry.ask.settings import AskSettings
 from telemetry.settings import TelemetrySettings
@@ -22,12 +22,18 @@ Generated from the settings by `python -m stream_gw.cli.configuration`; a test c
 """
 
 
-_MODELS: tuple[tuple[str, type[FabricSettings]], ...] = (
+_SHARED: tuple[tuple[str, type[FabricSettings]], ...] = (
     ("Every role", FabricSettings),
     ("Telemetry events: gateways, agents, controllers and consumers", EventSettings),
     ("Telemetry events: gateways, agents, controllers", EmitSettings),
-    ("Database of tenants: gateways, `stream-gw tenants`, `keys`, `plans`, `prices`, `audit`", DatabaseSettings),
+    (
+        "Database of tenants: gateways, `tenants`, `users`, `keys`, `plans`, `prices`, `audit`",
+        DatabaseSettings,
+    ),
     ("Moderation: gateways for prompts, agents for answers", ModerationSettings),
+    ("Metrics: agents and controllers", MetricsSettings),
+)
+_ROLES: tuple[tuple[str, type[FabricSettings]], ...] = (
     ("`stream-gw gateway`", GatewaySettings),
     ("`stream-gw agent`", AgentSettings),
     ("`stream-gw controller`", ControllerSettings),
@@ -38,14 +44,14 @@ _MODELS: tuple[tuple[str, type[FabricSettings]], ...] = (
 
 def names() -> set[str]:
     """Return the names of all settings, as environment variables without the prefix."""
-    return {name.upper() for _, model in _MODELS for name in model.model_fields}
+    return {name.upper() for _, model in _SHARED + _ROLES for name in model.model_fields}
 
 
 def table() -> str:
     """Return the Markdown text of ``docs/configuration.md``."""
     out = [_HEAD]
     listed: set[str] = set()
-    for title, model in _MODELS:
+    for title, model in _SHARED + _ROLES:
         fields = {name: field for name, field in model.model_fields.items() if name not in listed}
         out.append(f"\n## {title}\n\n| flag | variable | default | meaning |\n| --- | --- | --- | --- |\n")
         for name, field in fields.items():
@@ -54,7 +60,7 @@ def table() -> str:
             out.append(
                 f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n"
             )
-        if model in (FabricSettings, EventSettings, EmitSettings, DatabaseSettings, ModerationSettings):
+        if (title, model) in _SHARED:
             listed |= fields.keys()
     return "".join(out)
 
