@@ -24,14 +24,14 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
 
 from stream_fabric.process.death_signal import die_with_parent
 from tests.support.missing import missing
-from tests.support.server import free_port, wait_for
+from tests.support.server import Started, free_port, wait_for
 from tests.support.tls import Authority
 
 _RECIPE = Path(__file__).parents[2] / "infra" / "local-kube" / "build.py"
@@ -84,7 +84,7 @@ class Refused(Exception):
     """Output of a command that ended with a code other than 0."""
 
 
-class Kube:
+class Kube(Started):
     """A control plane of the test's own. ``node`` adds a node, ``kubectl`` and ``helm`` are the commands, ``ready`` and
     ``gone`` are what a kubelet would say of a pod (``tests/support/kubelet.py`` is one), ``scrape`` tells Prometheus of
     targets, ``kill`` and ``again`` are for its own processes. Autoscalers look every ``sync_s``."""
@@ -178,7 +178,7 @@ class Kube:
 
     # --- its life ------------------------------------------------------------------------------------------
 
-    def start(self) -> Kube:
+    def start(self) -> Self:
         self._certificates()
         self._control_plane()
         self._keda()
@@ -196,16 +196,6 @@ class Kube:
                 process.wait()
         self._processes.clear()
         shutil.rmtree(self.dir, ignore_errors=True)
-
-    def __enter__(self) -> Kube:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # --- its parts -----------------------------------------------------------------------------------------
 

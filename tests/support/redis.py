@@ -8,11 +8,11 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import hiredis
 
-from tests.support.server import ServerProcess, find_binary, free_port, spawn, wait_for
+from tests.support.server import ServerProcess, Started, find_binary, free_port, spawn, wait_for
 
 if TYPE_CHECKING:
     from tests.support.tls import Authority
@@ -168,7 +168,7 @@ PATIENT_MS = 15_000
 """Node timeout of a cluster that no test disturbs: a node may stand still for so long before it is replaced."""
 
 
-class RedisCluster:
+class RedisCluster(Started):
     """Three primaries with a replica each."""
 
     def __init__(self, primaries: int = 3, node_timeout_ms: int = 1000, secured: Secured = OPEN) -> None:
@@ -191,7 +191,7 @@ class RedisCluster:
     def url(self) -> str:
         return self.secured.url("redis+cluster", ",".join(f"127.0.0.1:{node.port}" for node in self.nodes))
 
-    def start(self) -> RedisCluster:
+    def start(self) -> Self:
         for number, node in enumerate(self.nodes, 1):
             node.start()
             node("CLUSTER", "SET-CONFIG-EPOCH", number)
@@ -282,16 +282,6 @@ class RedisCluster:
         for node in self.nodes:
             node.close()
 
-    def __enter__(self) -> RedisCluster:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 class SlotMove:
     """A slot on its way from one primary to another, step by step."""
@@ -322,7 +312,7 @@ class SlotMove:
         self.source("CLUSTER", "SETSLOT", self.slot, "NODE", self._target_id)
 
 
-class SentinelSetup:
+class SentinelSetup(Started):
     """A primary, a replica and three sentinels that agree within a second. The sentinels have a password of their own
     where ``sentinel_password`` is given."""
 
@@ -341,7 +331,7 @@ class SentinelSetup:
             "redis+sentinel", hosts, "/mymaster", f"sentinel_password={password}" if password else ""
         )
 
-    def start(self) -> SentinelSetup:
+    def start(self) -> Self:
         binary = find_binary("redis-sentinel", "valkey-sentinel")
         primary, replica = self.servers
         primary.start()
@@ -387,13 +377,3 @@ class SentinelSetup:
         for server in self.servers:
             server.close()
         shutil.rmtree(self._dir, ignore_errors=True)
-
-    def __enter__(self) -> SentinelSetup:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

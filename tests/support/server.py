@@ -68,7 +68,27 @@ def spawn(args: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
     return _starter.submit(subprocess.Popen, args, **options).result()
 
 
-class ServerProcess:
+class Started:
+    """Servers that run within a ``with`` block. What a failed start has begun is ended too."""
+
+    def start(self) -> Self:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class ServerProcess(Started):
     """One process with a folder of its own, which outlives the process until ``close``. Subclasses define ``start``."""
 
     def __init__(self, name: str) -> None:
@@ -128,13 +148,3 @@ class ServerProcess:
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
