@@ -38,7 +38,7 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     to: _Text = ""
     """End, as `from`; rounded up to the hour. Default: now."""
     group_by: _Text = "model"
-    """One or two of `model`, `key`, `user`, `session`, `endpoint`, separated by a comma; `none`: one sum."""
+    """One or two of `model`, `key`, `user`, `session`, `endpoint`, `tier`, separated by a comma; `none`: one sum."""
     bucket: Literal["none", "hour", "day", "month"] = "none"
     """Sums for each hour, day or month (UTC)."""
     model: _Text = ""
@@ -71,6 +71,8 @@ class UsageRow(msgspec.Struct, omit_defaults=True, kw_only=True):
     session: str | None = None
     """Hash of the session; empty: the request named none."""
     endpoint: str | None = None
+    tier: str | None = None
+    """`interactive`, `standard`, `batch` or `free`; empty: not known."""
     requests: int
     prompt_tokens: int
     cached_tokens: int
@@ -142,7 +144,8 @@ class Usage:
         """Answer a tenant's query with what its credential may see. Raises StreamGwError."""
         who.require("read")
         if "tenant" in query.group_by.split(","):
-            raise BadRequest("group_by is none, or one or two of model, key, user, session, endpoint", param="group_by")
+            told = "group_by is none, or one or two of model, key, user, session, endpoint, tier"
+            raise BadRequest(told, param="group_by")
         values = _values(query, who.tenant, _user_of(who, query.user), self._key_of(who, query.key))
         page = await self._ask(who.tenant, values)
         rows = [msgspec.convert(row, UsageRow) for row in page.data]  # without what it cost the operator

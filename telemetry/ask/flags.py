@@ -84,7 +84,7 @@ def _add_usage_show(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", type=_start_or_end, default="", help="end, as for --from (default now)")
     parser.add_argument(
-        "--group-by", default="model", help="none, or one or two of model, key, user, session, endpoint, tenant"
+        "--group-by", default="model", help="none, or one or two of model, key, user, session, endpoint, tier, tenant"
     )
     parser.add_argument(
         "--bucket", choices=("none", "hour", "day", "month"), default="none", help="sums by hour, day or month (UTC)"

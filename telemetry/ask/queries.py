@@ -46,7 +46,7 @@ def _in_window(column: str, start: str, end: str) -> str:
 
 DIMENSIONS: Mapping[str, str] = {
     "model": "model", "key": "key", "user": "user_hash", "session": "session_hash", "endpoint": "endpoint",
-    "tenant": "tenant",
+    "tier": "tier", "tenant": "tenant",
 }  # fmt: skip
 """Dimensions that usage can be grouped by, and their columns in ``bills``."""
 USAGE_SUMS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "price_micro")

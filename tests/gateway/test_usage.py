@@ -216,7 +216,10 @@ async def test_batch_work_is_billed_at_the_price_of_its_tier(gates: Gates) -> No
     tokens = await streamed(gates.tyrell, 40, service_tier="flex")
     assert (await until_requests(gates.tyrell, 1))["price_micro"] == tokens // 2 == 20
     tokens = await streamed(gates.tyrell, 40)
-    assert (await until_requests(gates.tyrell, 2))["price_micro"] > 20 + 2 * tokens
+    price = (await until_requests(gates.tyrell, 2))["price_micro"]
+    assert price > 20 + 2 * tokens
+    by_tier = await sums(gates.tyrell, group_by="tier")
+    assert {tier: row["price_micro"] for (tier,), row in by_tier.items()} == {"batch": 20, "standard": price - 20}
 
 
 async def test_without_telemetry_usage_says_so(platform: Running) -> None:
