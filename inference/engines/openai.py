@@ -16,7 +16,7 @@ from inference.engines.served_models import LoadedModels
 from inference.engines.server_load import SERVES_NONE, ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer, AnswerBroken
-from inference.engines.upstream.answers import ERROR_BYTES_MAX, only_count, put_item, upstream_error
+from inference.engines.upstream.answers import ERROR_BYTES_MAX, lacks_path, only_count, put_item, upstream_error
 from inference.engines.upstream.chunks import BodyReader, ChunkReader
 from inference.engines.upstream.http1 import HttpClient
 from inference.engines.upstream.sse import EventParser, EventTooLarge
@@ -304,7 +304,7 @@ class OpenAIEngine:
         events = BodyReader(running, reader, EventParser(STREAM_BYTES_MAX))
         with contextlib.closing(await self._post(request, body)) as answer:
             running.answer = answer
-            if (refused := await self._refusal(answer)) is not None:
+            if (refused := await self._refusal(request, answer)) is not None:
                 return refused
             if _content_type(answer) == "application/json":  # the server does not stream this request
                 whole = await answer.read_start(STREAM_BYTES_MAX + 1)
@@ -334,7 +334,7 @@ class OpenAIEngine:
         with contextlib.closing(answer):
             if request.kind == "tokenize" and answer.status in (404, 405):
                 return ErrorInfo.of(Unsupported("the model server cannot count tokens: it has no /tokenize")), None
-            if (refused := await self._refusal(answer)) is not None:
+            if (refused := await self._refusal(request, answer)) is not None:
                 return refused, None
             body = await answer.read_start(STREAM_BYTES_MAX + 1)
         if len(body) > STREAM_BYTES_MAX:
@@ -349,9 +349,12 @@ class OpenAIEngine:
         way = self._steps if self._steps is not None and self._steps.connected else self._client
         return await way.post(path or _PATHS[request.kind], headers, body)
 
-    async def _refusal(self, answer: Answer) -> ErrorInfo | None:
+    async def _refusal(self, request: EngineRequest, answer: Answer) -> ErrorInfo | None:
         """Return the error of an answer that refuses the request; None when the request is served."""
         refused = await _refusal(answer)
+        if refused is not None and lacks_path(refused):
+            told = f"the server of model {request.model!r} has no {_PATHS[request.kind]}; use a model that serves it"
+            return ErrorInfo.of(Unsupported(told))
         if refused is not None and refused.code == ModelNotFound.code:
             assert self._session is not None
             await self._models.read(self._session)  # else the pool places more of them here

@@ -184,7 +184,8 @@ async def test_the_context_is_told_and_ends_the_output(engine: VllmEngine) -> No
 async def test_what_the_model_cannot_do_is_refused(engine: VllmEngine) -> None:
     sink = await ask(engine, request(1, {"model": "tiny", "input": "x"}, "embeddings"))
     assert sink.error is not None
-    assert (sink.error.http_status, sink.error.message) == (404, "Not Found")
+    assert (sink.error.http_status, sink.error.code) == (400, "unsupported")
+    assert "has no /v1/embeddings" in sink.error.message
 
 
 # --- many, and none -----------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ async def test_the_answer_is_the_server_s_own_document(
 async def test_it_makes_no_tokens(served: tuple[VllmEngine, tuple[str, ...]]) -> None:
     sink = await ask(served[0], request(1, chat()))
     assert sink.error is not None
-    assert (sink.error.http_status, sink.error.retriable) == (404, False)
+    assert (sink.error.http_status, sink.error.retriable) == (400, False)
 
 
 async def test_too_long_a_question_is_refused_in_its_words(served: tuple[VllmEngine, tuple[str, ...]]) -> None:

@@ -35,6 +35,8 @@ ERROR_BYTES_MAX = 1 << 16
 """A longer error is not decoded: its text is its first characters."""
 _ENGINE_DEAD = "EngineCore encountered an issue"
 """Start of vLLM's error message after its engine process has died."""
+_NO_PATH = re.compile(r"((404 page|file) )?not found|method not allowed", re.IGNORECASE)
+"""Messages of vLLM, llama.cpp and Ollama about a path that they do not have."""
 _CONTEXT_EXCEEDED = re.compile(
     "maximum context length|maximum model length|model's context length|available context size"
     r"|max_(completion_)?tokens=\d+ cannot be greater than max_model_len|max_tokens must be at least 1, got 0"
@@ -65,6 +67,11 @@ def put_item(sink: FrameSink, body: bytes) -> Usage:
 def only_count(body: bytes) -> bytes:
     """Return vLLM's answer of ``/tokenize`` without the tokens themselves. Raises msgspec.MsgspecError for another."""
     return msgspec.json.encode(_count_decoder.decode(body))
+
+
+def lacks_path(refused: ErrorInfo) -> bool:
+    """Whether the server has no such path, as vLLM for what its model cannot do. Its error then says no more."""
+    return refused.http_status in (404, 405) and _NO_PATH.fullmatch(refused.message.strip()) is not None
 
 
 def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:

@@ -1242,8 +1242,15 @@ async def test_a_document_is_asked_where_vllm_and_where_other_servers_have_it(
 
 
 async def test_a_refused_question_keeps_the_status_and_the_message() -> None:
-    sink = await whole(play(b'{"detail":"Not Found"}', status=404), "rerank")
-    assert sink.error == ErrorInfo("invalid_request", "Not Found", "invalid_request_error", 404)
+    sink = await whole(play(b'{"detail":"no such document"}', status=404), "rerank")
+    assert sink.error == ErrorInfo("invalid_request", "no such document", "invalid_request_error", 404)
+
+
+@pytest.mark.parametrize("body", [b'{"detail":"Not Found"}', b"404 page not found", b'{"error":"File Not Found"}'])
+async def test_what_the_model_cannot_do_is_said(body: bytes) -> None:
+    sink = await whole(play(body, status=404), "rerank")
+    assert sink.error is not None and (sink.error.code, sink.error.http_status) == ("unsupported", 400)
+    assert "model 'm' has no /v1/rerank; use a model" in sink.error.message
 
 
 async def count(handler: Handler) -> Recorder:
