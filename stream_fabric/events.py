@@ -79,9 +79,9 @@ class Phases(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     gateway_us: int = 0
-    """Reading, authenticating and parsing the request."""
+    """Authenticating, reading and parsing the request."""
     admission_us: int = 0
-    """Limit checks, moderation of the prompt, and the placement call."""
+    """Idempotency key, what the request builds on, limits, moderation of the prompt, and the placement call."""
     pool_queue_us: int = 0
     engine_queue_us: int = 0
     prefill_us: int = 0

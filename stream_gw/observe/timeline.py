@@ -14,7 +14,7 @@ class Timestamps(NamedTuple):
     received: int
     """The request's first byte."""
     placing: int = 0
-    """The request is parsed and authorized; limits, moderation and placement follow. A follower has none."""
+    """The request is parsed; its key, stored responses, limits, moderation, placement follow. A follower has none."""
     placed: int = 0
     """Placement, or the follower's look-up, has returned."""
     started: int = 0

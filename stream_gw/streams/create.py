@@ -150,7 +150,7 @@ class StreamCreation:
         terms = terms_of(parts, who, request, user, now_ms)
         work = make_work(parts, call, epoch, facts, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
-        trace.placing = parts.clock.monotonic_us()
+        trace.placing = trace.placing or parts.clock.monotonic_us()
         if terms.any:
             async with self._keys.freeing(call, stream, is_new=is_new):
                 headers, grant = await self._admit(call, work, terms, is_new=is_new)

@@ -38,7 +38,10 @@ _OPERATOR = TenantId("")
 class Request:
     """One HTTP request, as handlers use it."""
 
-    __slots__ = ("_bodies", "_receive", "_received_us", "_send", "headers", "id", "path_params", "scope", "traced")
+    __slots__ = (
+        "_bodies", "_clock", "_parsed_us", "_receive", "_received_us", "_send", "headers", "id", "path_params", "scope",
+        "traced",
+    )  # fmt: skip
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, clock: Clock, random: Random, bodies: BodyBytes
@@ -50,7 +53,10 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.id = "req_" + random.token_hex(12)
+        self._clock = clock
         self._received_us = clock.monotonic_us()
+        self._parsed_us = 0
+        """0: the body is not parsed yet."""
         self.traced: ReaderTrace | None = None
 
     @property
@@ -103,6 +109,7 @@ class Request:
     def trace(self, tracer: Tracer, transport: Transport) -> ReaderTrace:
         """Start the trace of the reader that this request opens."""
         self.traced = ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
+        self.traced.placing = self._parsed_us
         return self.traced
 
     async def body(self, tenant: TenantId = _OPERATOR, bytes_max: int = BODY_BYTES_MAX) -> bytes:
@@ -140,7 +147,9 @@ class Request:
         body = await self.body(tenant, bytes_max)
         with self._bodies.adding(tenant) as count:
             count(len(body))
-            return await off_loop(len(body), lambda: read(body))
+            parsed = await off_loop(len(body), lambda: read(body))
+        self._parsed_us = self._clock.monotonic_us()
+        return parsed
 
     async def _whole_body(self, tenant: TenantId, bytes_max: int) -> bytes:
         body = bytearray()  # not a list: a body of tiny pieces would take many times its bytes

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from stream_fabric.errors import Draining
 from stream_fabric.events import ReadEnd
 from stream_fabric.pool.placement import Placed, Scored
-from stream_fabric.process.host import HostClock
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.stream.cursor import Epoch
@@ -25,6 +25,8 @@ from stream_gw.delivery.hub import Hub
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.observe.metrics import fault
 from stream_gw.observe.trace import ReaderOutcome, ReaderTrace, Tracer
+from stream_gw.streams.body_bytes import BodyBytes
+from stream_gw.transport.http import Request
 from tests.gateway.in_process import Reading, silent
 from tests.support.events import Heard, SetClock
 from tests.support.waiting import eventually
@@ -209,3 +211,23 @@ def test_a_client_that_records_no_trace_gets_spans_of_failures_only(
     trace.finish(ended)
     assert len(sink.requests) == 1, "ClickHouse has each"
     assert len(sent) == spans
+
+
+async def test_what_follows_the_parsing_of_a_body_is_admission_and_not_the_gateways_time() -> None:
+    """The look-up of an idempotency key, or of stored responses, may take long."""
+    clock, sink = SetClock(), Heard()
+
+    async def receive() -> dict[str, Any]:
+        clock.at_us += 2000
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None: ...
+
+    request = Request({"headers": [], "path": "/"}, receive, send, clock, HostRandom(), BodyBytes())
+    assert await request.parsed(TenantId("t"), len) == 2
+    clock.at_us += 700_000
+    trace = request.trace(Tracer(sink, clock, GatewayId("g")), "sse")
+    trace.receive_placed(Placed(ReplicaId("r1"), "load", (), 0.0))
+    trace.finish("cancelled")
+    (found,) = sink.requests
+    assert (found.phases.gateway_us, found.phases.admission_us) == (2000, 700_000)

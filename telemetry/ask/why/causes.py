@@ -227,7 +227,7 @@ def admission_slow(story: Story) -> Finding | None:
     took = story.spent("admission_us")
     return _wait_finding(
         story, "admission slow", "admission_us", took,
-        f"Limits, moderation of the prompt and placement took {duration(took)}.",
+        f"Redis (key, limits, placement), stored responses or moderation of the prompt took {duration(took)}.",
     )  # fmt: skip
 
 
