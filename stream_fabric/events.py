@@ -279,7 +279,7 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     billed: bool = False
     price_micro: int = 0
     itl_sketch: tuple[int, ...] = ()
-    """Histogram of the gaps between tokens, by ``itl_bucket``."""
+    """Histogram of the gaps between tokens, by ``gap_histogram.itl_bucket``."""
     itl_max_us: int = 0
     token_us: tuple[int, ...] = ()
     """Time of each token since the previous one, in sampled attempts; the first since the attempt began."""
@@ -363,32 +363,6 @@ def event_key(event: Event) -> bytes:
         case FleetEvent(pool=pool) if pool:
             return pool.encode()
     return event.id.encode()
-
-
-# --- gaps between tokens -------------------------------------------------------------------------------------
-
-ITL_BUCKETS = 112
-
-
-def itl_bucket(gap_us: int) -> int:
-    """Histogram bucket of a gap between two output tokens (inter-token latency), in microseconds.
-
-    There are four buckets per doubling, so a bucket's bounds are at most 25 % apart.
-    """
-    if gap_us < 4:
-        return gap_us if gap_us > 0 else 0
-    bits = gap_us.bit_length()
-    bucket = 4 * (bits - 2) + (gap_us >> (bits - 3) & 3)
-    return bucket if bucket < ITL_BUCKETS else ITL_BUCKETS - 1
-
-
-def itl_bounds_us(bucket: int) -> tuple[int, int]:
-    """Lower (inclusive) and upper (exclusive) bound of an ``itl_bucket``, in microseconds."""
-    if bucket < 4:
-        return bucket, bucket + 1
-    shift = bucket // 4 - 1
-    low = (4 + bucket % 4) << shift
-    return low, low + (1 << shift)
 
 
 class NoEvents:

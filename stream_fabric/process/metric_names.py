@@ -23,7 +23,7 @@ _PART = ("topic", "partition")
 ITL_BUCKETS_US = (
     1024, 2048, 4096, 8192, 16384, 32768, 49152, 65536, 98304, 131072, 196608, 262144, 524288, 1048576, 4194304,
 )  # fmt: skip
-"""Bounds that are also bounds of ``stream_fabric.events.itl_bucket``, so that a sketch converts exactly."""
+"""Bounds that are also bounds of ``stream_fabric.gap_histogram.itl_bucket``, so that a sketch converts exactly."""
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _WAIT_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TTFT_ERROR_S = (-10.0, -2.5, -1.0, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from stream_fabric.events import ITL_BUCKETS, itl_bounds_us, itl_bucket
+from stream_fabric.gap_histogram import ITL_BUCKETS, itl_bounds_us, itl_bucket
 from stream_fabric.limits import OPS_RECENT_S
 from stream_fabric.ports import Clock
 from stream_fabric.process.metrics_registry import CappedLabels

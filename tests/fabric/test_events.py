@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.events import (
-    ITL_BUCKETS,
     PHASES,
     SCHEMA_VERSION,
     AttemptTrace,
@@ -20,10 +19,9 @@ from stream_fabric.events import (
     decode_event,
     encode_event,
     event_key,
-    itl_bounds_us,
-    itl_bucket,
     sampled,
 )
+from stream_fabric.gap_histogram import ITL_BUCKETS, itl_bounds_us, itl_bucket
 from stream_fabric.process.stats import locate_quantile, percentile
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 

@@ -18,7 +18,8 @@ from inference.agent.observe.metrics import AgentMetrics, ItlHistogram
 from inference.control.metrics import ControllerMetrics, Shortfall, decision_kind
 from inference.control.policy.fleet_view import pending_work, profile_of
 from inference.engines.prometheus import CONTRACT, missing_metrics
-from stream_fabric.events import AttemptTrace, FleetEvent, itl_bucket
+from stream_fabric.events import AttemptTrace, FleetEvent
+from stream_fabric.gap_histogram import itl_bucket
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo, TierQueue
 from stream_fabric.process import metric_names as listed

@@ -18,8 +18,8 @@ from stream_fabric.events import (
     Prices,
     RequestTrace,
     What,
-    itl_bucket,
 )
+from stream_fabric.gap_histogram import itl_bucket
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 
 START_US = 1_795_168_800_000_000

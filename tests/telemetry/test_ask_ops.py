@@ -12,7 +12,8 @@ import pytest
 from dashboards.boards.streams import STREAMS
 from dashboards.boards.tenants import TENANTS
 from dashboards.build import Board, Sql
-from stream_fabric.events import AttemptTrace, Phases, RequestTrace, encode_event, itl_bounds_us
+from stream_fabric.events import AttemptTrace, Phases, RequestTrace, encode_event
+from stream_fabric.gap_histogram import itl_bounds_us
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.queries import HOUR_US, SAVED, Value

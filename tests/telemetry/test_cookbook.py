@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.events import AttemptTrace, RequestTrace, itl_bounds_us, itl_bucket
+from stream_fabric.events import AttemptTrace, RequestTrace
+from stream_fabric.gap_histogram import itl_bounds_us, itl_bucket
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.queries import HOUR_US
 from tests.telemetry.asked import TOKEN, Asked

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from stream_fabric.events import ITL_BUCKETS, TOKEN_TIMES_MAX, InputTimes, Timing, itl_bucket
+from stream_fabric.events import TOKEN_TIMES_MAX, InputTimes, Timing
+from stream_fabric.gap_histogram import ITL_BUCKETS, itl_bucket
 from stream_fabric.ports import Clock
 
 _GAP_US_MAX = (1 << 32) - 1

@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from inference.agent.agent import Agent
 from inference.agent.observe.gpus import Gpu
-from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, InputTimes, itl_bounds_us
+from stream_fabric.events import AttemptTrace, Event, FleetEvent, InputTimes
+from stream_fabric.gap_histogram import ITL_BUCKETS, itl_bounds_us
 from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
@@ -24,7 +25,7 @@ _MIDDLES_US = tuple(sum(itl_bounds_us(bucket)) / 2 for bucket in range(ITL_BUCKE
 
 
 class ItlHistogram(Collector):
-    """Histogram of inter-token latency, filled with whole sketches (``events.itl_bucket``) instead of single tokens.
+    """Histogram of inter-token latency, filled with whole sketches (``itl_bucket``) instead of single tokens.
 
     Its sum takes each gap for the middle of its bucket, with an error of at most an eighth.
     """
