@@ -67,8 +67,9 @@ def attempts(count: int = 300) -> list[AttemptTrace]:
         common: dict[str, Any] = {
             "stream": stream, "tenant": TenantId(rng.choice("ab")), "model": rng.choice(["m", "n"]), "pool": "p",
             "replica": ReplicaId("r"), "key": rng.choice(["k1", "k2", ""]), "user_hash": rng.choice(["u1", "u2", ""]),
-            "session_hash": f"s{rng.randrange(40)}", "endpoint": rng.choice(["chat", "completions"]), "tier": rng.choice(["standard", "batch"]),
-            "prompt_tokens": rng.randrange(1, 900), "cached_tokens": rng.randrange(300),
+            "session_hash": f"s{rng.randrange(40)}", "endpoint": rng.choice(["chat", "completions"]),
+            "tier": rng.choice(["standard", "batch"]), "prompt_tokens": rng.randrange(1, 900),
+            "cached_tokens": rng.randrange(300),
         }  # fmt: skip
         at_us = AT_US + rng.randrange(48 * HOUR_US)
         if number % 5 == 0:

@@ -61,8 +61,8 @@ async def usage_page(ask: Ask, query: UsageQuery, now_us: int, kept_days: int) -
     )
     if not sums and from_us < now_us - kept_days * DAY_US:
         raise BadRequest(
-            f"bills by key, user, session, endpoint and tier are kept for {kept_days} days; begin later, or group by model "
-            "over a longer range"
+            f"bills by key, user, session, endpoint and tier are kept for {kept_days} days; begin later, or group by "
+            "model over a longer range"
         )
     if not 1 <= query.limit <= PAGE_MAX:
         raise BadRequest(f"limit is 1 to {PAGE_MAX}", param="limit")
