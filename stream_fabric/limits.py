@@ -44,6 +44,7 @@ OPEN_FILES_KEPT: Final = 256  # open files that connections leave to the gateway
 STREAMS_PER_SOCKET_MAX: Final = 128  # over: error too_many on that channel
 SUBSCRIBERS_PER_STREAM_MAX: Final = 64  # readers of one stream on one gateway; over: 429
 STREAMS_PER_GATEWAY_MAX: Final = 50_000  # over: 429, retriable
+TENANT_PAGES_READ_MAX: Final = 8  # pages of logs that a gateway reads at once for one tenant's readers; more wait
 OUTBOX_BYTES_MAX: Final = 64 << 10  # unsent bytes; over: only the cursor is kept, the log refills it
 UNSENT_COUNTED_BYTES: Final = 128 << 10  # unsent bytes of one connection from which on they count for these limits:
 TENANT_UNSENT_BYTES_MAX: Final = 64 << 20  # of one tenant at one gateway; over: 429, and further connections are cut

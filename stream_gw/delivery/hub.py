@@ -10,11 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from stream_fabric.errors import FabricError, NotFound, StreamGwError, StreamLost, TooMany
-from stream_fabric.limits import ORPHAN_GRACE_S, STREAMS_PER_GATEWAY_MAX, SUBSCRIBERS_PER_STREAM_MAX
+from stream_fabric.limits import (
+    ORPHAN_GRACE_S,
+    STREAMS_PER_GATEWAY_MAX,
+    SUBSCRIBERS_PER_STREAM_MAX,
+    TENANT_PAGES_READ_MAX,
+)
 from stream_fabric.ports import Clock, StreamLog, Subscribe
+from stream_fabric.process.slots import Slots
 from stream_fabric.stream.cursor import END, Cursor, Epoch
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId
 from stream_fabric.stream.log import Page
@@ -47,6 +55,8 @@ class Hub:
         """Called when the fabric is back after it was away."""
         self.on_read: Callable[[StreamId, TenantId], None] = lambda stream, tenant: None
         """Called when the last reader here has left a stream that was read to its end."""
+        self._replays: WeakValueDictionary[TenantId, Slots] = WeakValueDictionary()
+        """Turns of a tenant's readers at the log: without them its replays take all of the loop."""
         self._declining: set[bytes] = set()
         self._subscribed: set[int] = set()
         """Partitions whose channels have been subscribed at least once."""
@@ -188,13 +198,14 @@ class Hub:
         """Read pages of the log until the reader lacks no frames."""
         local = sub.local
         loop = asyncio.get_running_loop()
+        turns = self._replays.setdefault(local.tenant, Slots(TENANT_PAGES_READ_MAX))
         missing_since: float | None = None
         deleted = False
         try:
             while sub.reader.need is Need.PAGE:
                 before = sub.reader.cursor
                 try:
-                    page = await self.log.watch(local.id, None, self.gateway, before)
+                    page = await turns.read(partial(self.log.watch, local.id, None, self.gateway, before))
                     if page is None and deleted:  # and its producer has not made it again between the two reads
                         local.fail(sub, content_deleted(local.id))
                         return

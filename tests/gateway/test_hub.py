@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from stream_fabric import errors
 from stream_fabric.errors import FabricUnavailable, NotFound, StreamGwError
-from stream_fabric.limits import ORPHAN_GRACE_S, WATCHDOG_S
+from stream_fabric.limits import ORPHAN_GRACE_S, TENANT_PAGES_READ_MAX, WATCHDOG_S
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Candidate
 from stream_fabric.ports import Pools, StreamLog
@@ -24,11 +25,12 @@ from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis_url import Address
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo, Status
+from stream_fabric.stream.frames import Delta, ErrorInfo, Status, encode
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
-from stream_fabric.stream.log import Head
+from stream_fabric.stream.log import Entry, Head, Page
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.delivery.hub import Hub
+from stream_gw.delivery.local_stream import Subscription
 from stream_gw.delivery.watchdog import Watchdog
 from stream_gw.routing import queue_positions as lines_module
 from stream_gw.routing.directory import Directory
@@ -291,6 +293,62 @@ async def test_a_crowd_of_idle_streams_takes_few_tasks() -> None:
         assert looked == set(ids)
         assert most - before < 50
         watchdog.cancel()
+        for reader in readers:
+            reader.close()
+
+
+class ReplayedLog(AwayLog):
+    """A log of long streams, with one frame in a page. Counts how many are read at once for each tenant."""
+
+    def __init__(self) -> None:
+        self.reading: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.read: Counter[str] = Counter()
+
+    async def watch(
+        self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
+    ) -> Page | None:
+        name = stream.partition("-")[0]
+        self.reading[name] += 1
+        self.most[name] = max(self.most[name], self.reading[name])
+        await asyncio.sleep(5.0 if stream.endswith("silent") else 0.01)
+        self.reading[name] -= 1
+        self.read[name] += 1
+        return long_stream(TenantId(name), Entry(1, after.seq + 1, after.seq + 1, encode(Delta(0, "x"))))
+
+
+def long_stream(tenant: TenantId, *entries: Entry) -> Page:
+    return Page(Epoch(1, "aa"), 1000, "completed", b"{}", (), b"", tenant, entries)
+
+
+def replaying(hub: Hub, stream: str) -> Subscription:
+    page = long_stream(TenantId(stream.partition("-")[0]))
+    return hub.follow(StreamId(stream), page, Cursor(1, 0), None, cast(Any, Reading()), exact=False)
+
+
+@on_virtual_time
+async def test_a_tenants_replays_take_turns_and_leave_the_loop_to_others() -> None:
+    log = ReplayedLog()
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
+        readers = [replaying(hub, f"acme-{number}") for number in range(60)]
+        readers.append(replaying(hub, "globex-0"))
+        await asyncio.sleep(1)
+        assert log.most["acme"] == TENANT_PAGES_READ_MAX
+        assert log.read["globex"] > 10, "another tenant does not wait for their turns"
+        for reader in readers:
+            reader.close()
+
+
+@on_virtual_time
+async def test_replays_at_a_silent_shard_do_not_stop_those_of_the_same_tenant() -> None:
+    log = ReplayedLog()
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
+        readers = [replaying(hub, f"acme-{number}-silent") for number in range(2 * TENANT_PAGES_READ_MAX)]
+        readers.append(replaying(hub, "acme-works"))
+        await asyncio.sleep(1)
+        assert log.read["acme"] > 5, "their slots are free after a moment"
         for reader in readers:
             reader.close()
 
