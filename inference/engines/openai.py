@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -16,9 +16,10 @@ from inference.engines.served_models import LoadedModels
 from inference.engines.server_load import SERVES_NONE, ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer, AnswerBroken
-from inference.engines.upstream.answers import ERROR_BYTES_MAX, lacks_path, only_count, put_item, upstream_error
+from inference.engines.upstream.answers import engine_error, lacks_path, lost_error, only_count, put_item
 from inference.engines.upstream.chunks import BodyReader, ChunkReader
 from inference.engines.upstream.http1 import HttpClient
+from inference.engines.upstream.refusal import refusal_of
 from inference.engines.upstream.sse import EventParser, EventTooLarge
 from inference.engines.upstream.steps import StepSocket
 from inference.engines.warm_up import warm_up
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 _SILENCE_S = 600.0
 """A request fails when the server sends nothing for this time; prefill included."""
+_STOPPING_SILENCE_S = 10.0
+"""The same while the server takes no connection."""
 _CONNECTIONS_MAX = 16_384
 _IDLE_S = 2.0
 """A connection that was idle for longer is not used again: servers close theirs, vLLM's after 5 s."""
@@ -122,17 +125,12 @@ class OpenAIEngine:
         await self.server_load.poll(self._session)
         if self.server_load.metrics.shown:
             await self._models.check_template(self._session)
-            try:
-                async with asyncio.timeout(_CONNECT_S):
-                    self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise EngineFailed(
-                    f"{self._base_url} did not answer whether it sleeps: {str(error) or 'timed out'}"
-                ) from error
+            self._asleep = await _sleep_level(self._session, self._base_url)
             if self._asleep:
                 log.warning("model server already sleeps: level=%d url=%s", self._asleep, self._base_url)
         reads = [self._models.keep_reading(self._session)] if self.server_load.metrics.shown else []
-        self._poller = asyncio.gather(self.server_load.keep_polling(self._session), *reads)
+        polls = self.server_load.keep_polling(self._session), _fail_silent(self.server_load, self._running)
+        self._poller = asyncio.gather(*polls, *reads)
         return self._models.names
 
     async def serving(self) -> None:
@@ -158,7 +156,7 @@ class OpenAIEngine:
             del self._running[request.stream]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("read of the model server's answer failed: stream=%s", request.stream, exc_info=error)
-            running.sink.end("failed", _engine_error(f"the model server's answer cannot be read: {error!r}"))
+            running.sink.end("failed", engine_error(f"the model server's answer cannot be read: {error!r}"))
 
     def abort(self, stream: StreamId) -> None:
         """Abort by closing the connection, which these servers notice."""
@@ -280,13 +278,13 @@ class OpenAIEngine:
             else:
                 error, usage = await self._serve_document(request, sink)
         except EventTooLarge:
-            error = _engine_error("an event of the model server is larger than a stream may be")
+            error = engine_error("an event of the model server is larger than a stream may be")
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-            error = _engine_error(f"the model server sent invalid JSON: {str(wrong)[:200]}")
+            error = engine_error(f"the model server sent invalid JSON: {str(wrong)[:200]}")
         except OSError as lost:
             if not isinstance(lost, AnswerBroken | TimeoutError):  # a new connection failed
                 self.server_load.refused = True  # else the pool gives the request back before the next reading
-            error = _lost_error(request.stream, lost)
+            error = lost_error(request.stream, lost)
         if running.aborted:  # the task did not wait since
             return
         if error is None:
@@ -351,7 +349,7 @@ class OpenAIEngine:
 
     async def _refusal(self, request: EngineRequest, answer: Answer) -> ErrorInfo | None:
         """Return the error of an answer that refuses the request; None when the request is served."""
-        refused = await _refusal(answer)
+        refused = await refusal_of(answer)
         if refused is not None and lacks_path(refused):
             told = f"the server of model {request.model!r} has no {_PATHS[request.kind]}; use a model that serves it"
             return ErrorInfo.of(Unsupported(told))
@@ -368,32 +366,23 @@ class OpenAIEngine:
         return refused
 
 
-def _lost_error(stream: StreamId, lost: OSError) -> ErrorInfo:
-    """Return the error of an answer that did not come or broke off."""
-    told = str(lost) or "timed out"
-    if lost.errno is not None:  # the system's words, which may name the server's address
-        log.warning("no answer of the model server: stream=%s error=%s", stream, lost)
-        told = "the connection failed"
-    return ErrorInfo.of(EngineLost(f"the model server failed: {told}"))
+async def _fail_silent(load: ServerLoad, running: Mapping[StreamId, _Running]) -> None:
+    """Fail silent answers of a server that takes no connection: a vLLM that stops waits for them without end."""
+    while True:
+        await asyncio.sleep(_STOPPING_SILENCE_S / 10)
+        for each in list(running.values()) if load.refused else ():
+            if each.answer is not None:
+                each.answer.fail_if_silent(_STOPPING_SILENCE_S)
 
 
-async def _refusal(answer: Answer) -> ErrorInfo | None:
-    """Return the error of an answer that refuses the request; None when the request is served."""
-    if answer.status in (401, 403, 407):  # our key, not the client's
-        log.error("model server refuses the agent's API key, set --upstream-api-key: status=%d", answer.status)
-        return _engine_error("the model server refuses the platform's own API key; the operator must correct it")
-    # A redirect is not followed: the request would become a GET, or go to a host that the operator did not set
-    if 300 <= answer.status < 400 and (location := answer.headers.get("location")) is not None:
-        log.error("model server redirects, set --upstream to its own URL: location=%s", location)
-        return _engine_error("the model server redirects; the operator must correct its URL")
-    if answer.status != 200:
-        return upstream_error(await answer.read_start(ERROR_BYTES_MAX), answer.status)
-    return None
+async def _sleep_level(session: aiohttp.ClientSession, base_url: str) -> int:
+    """Ask vLLM whether it sleeps; 0: it is awake. Raises EngineFailed."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return await ServerSleep(session, base_url).level() or 0
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EngineFailed(f"{base_url} did not answer whether it sleeps: {str(error) or 'timed out'}") from error
 
 
 def _content_type(answer: Answer) -> str:
     return answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _engine_error(message: str) -> ErrorInfo:
-    return ErrorInfo("engine_error", message, http_status=502)

@@ -104,6 +104,11 @@ class Answer:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def fail_if_silent(self, for_s: float) -> None:
+        """Fail if the server has sent nothing for this time."""
+        if self._loop.time() - self.heard_at >= for_s:
+            self._way.fail(TimeoutError(f"it stops, and sent nothing for {for_s:g} s"))
+
     def _check_silence(self) -> None:
         left_s = self.heard_at + self._silence_s - self._loop.time()
         if left_s > 0:

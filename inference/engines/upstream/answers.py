@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from typing import Any
 
@@ -13,6 +14,9 @@ from stream_fabric.errors import BadRequest, ContextLengthExceeded, EngineFailed
 from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Open, Usage
+from stream_fabric.stream.ids import StreamId
+
+log = logging.getLogger(__name__)
 
 
 class _DocumentUsage(msgspec.Struct):
@@ -67,6 +71,19 @@ def put_item(sink: FrameSink, body: bytes) -> Usage:
 def only_count(body: bytes) -> bytes:
     """Return vLLM's answer of ``/tokenize`` without the tokens themselves. Raises msgspec.MsgspecError for another."""
     return msgspec.json.encode(_count_decoder.decode(body))
+
+
+def engine_error(message: str) -> ErrorInfo:
+    return ErrorInfo("engine_error", message, http_status=502)
+
+
+def lost_error(stream: StreamId, lost: OSError) -> ErrorInfo:
+    """Return the error of an answer that did not come or broke off."""
+    told = str(lost) or "timed out"
+    if lost.errno is not None:  # the system's words, which may name the server's address
+        log.warning("no answer of the model server: stream=%s error=%s", stream, lost)
+        told = "the connection failed"
+    return ErrorInfo.of(EngineLost(f"the model server failed: {told}"))
 
 
 def lacks_path(refused: ErrorInfo) -> bool:

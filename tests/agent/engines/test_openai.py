@@ -1047,6 +1047,39 @@ async def test_a_server_whose_engine_process_is_dead_is_not_ready(monkeypatch: p
         await eventually(lambda: engine.load().ready, "the server to be asked again")
 
 
+async def test_answers_of_a_server_that_stops_and_says_no_more_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM waits for them without end, after its engine has gone."""
+    monkeypatch.setattr("inference.engines.server_load._POLL_EVERY_S", 0.05)
+    monkeypatch.setattr("inference.engines.openai._STOPPING_SILENCE_S", 1.0)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n\r\n%b"
+    models = msgspec.json.encode({"data": [{"id": "m"}]})
+    held: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        if asked.startswith(b"POST"):
+            writer.write(head % (b"text/event-stream", delta(content="Once")))
+            held.append(writer)
+            return
+        writer.write(head % (b"application/json", models if b"/v1/models" in asked else b"{}"))
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    engine = OpenAIEngine(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    await engine.start()
+    sink = Recorder()
+    engine.submit(chat(1), sink)
+    await eventually(sink.tokens)
+    await asyncio.sleep(1.5)
+    assert sink.status is None, "a silent server that takes connections may compute a long prompt"
+    listening.close()
+    await sink.wait()
+    assert sink.error is not None and (sink.error.code, sink.error.retriable) == ("engine_lost", True)
+    assert "it stops" in sink.error.message and not engine.load().ready
+    await engine.close()
+    held[0].close()
+
+
 async def test_adapters_that_vllm_loads_and_unloads_while_it_runs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["french"]
 
