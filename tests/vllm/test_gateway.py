@@ -241,10 +241,9 @@ async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
     asked["thoughts"] = Question(CHAT, thinking, cut_alike=True)
     guided = chat(response_format=LONG_LIST, max_tokens=ASKED)
     asked["guided"] = Question(CHAT, guided, cut_alike=True)
-    lost = {
-        "guided by chance": guided | {"temperature": 1},
-        "guided with logprobs": guided | {"logprobs": True},
-    }
+    sampled = guided | {"logprobs": True, "n": 2, "temperature": 1, "seed": 1}
+    asked["two guided with logprobs"] = Question(CHAT, sampled, cut_alike=True, choices=2)
+    lost = {"guided by chance": guided | {"temperature": 1}}
     asked |= several_tokens(asked) | repeated(asked)
     held = asked["words"].body | {"stop": ["no such words here"]}
     undisturbed, _ = folded(await platform.direct.chunks(CHAT, held))
