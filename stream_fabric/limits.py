@@ -106,9 +106,6 @@ HEADS_MAX: Final = 50  # streams whose heads one script reads: Redis serves no o
 ENDED_KEPT_S: Final = 10.0  # time that a producer re-checks its end, in case a failover loses it
 UNCHECKED_KEPT_S: Final = 50.0  # the same while Redis is away; over: the stream may have expired, and is not repaired
 
-# Tenants.
-TENANTS_READ_EVERY_S: Final = 1.0  # interval at which gateways read changes of tenants; a revoked key ends so soon
-
 # Leases.
 LEASE_TTL_S: Final = 3.0  # lease of a replica; over: its streams move to other replicas
 LEASE_RENEW_S: Final = 1.0  # interval of renewals
@@ -137,6 +134,7 @@ TENANT_RECORDS_PUBLISHED_MAX: Final = 100  # records of one publish, which block
 TENANT_KEYS_MAX: Final = 1000  # keys of one tenant that are not revoked, all in its record; over: 409
 TENANT_LIST_MAX: Final = 1000  # rows of one page of the admin API; more need another page
 LIMITS_WAIT_S_MAX: Final = 1.0  # wait for a tenant's account where limits may fail open; over: admitted without limits
+TENANTS_READ_EVERY_S: Final = 1.0  # interval at which gateways read changes of tenants; a revoked key ends so soon
 TENANTS_PUBLISH_EVERY_S: Final = 5.0  # interval at which gateways compare what is published with the database
 
 # Links to one stream.
