@@ -200,12 +200,15 @@ class Hub:
         loop = asyncio.get_running_loop()
         turns = self._replays.setdefault(local.tenant, Slots(TENANT_PAGES_READ_MAX))
         missing_since: float | None = None
-        deleted = False
+        replays = deleted = False
         try:
             while sub.reader.need is Need.PAGE:
                 before = sub.reader.cursor
                 try:
-                    page = await turns.read(partial(self.log.watch, local.id, None, self.gateway, before))
+                    read = partial(self.log.watch, local.id, None, self.gateway, before)
+                    # The first page is the only one of most readers: after an outage all of a tenant's streams read one
+                    page = await (turns.read(read) if replays else read())
+                    replays = True
                     if page is None and deleted:  # and its producer has not made it again between the two reads
                         local.fail(sub, content_deleted(local.id))
                         return
