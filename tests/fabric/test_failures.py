@@ -22,7 +22,7 @@ from inference.agent.replica import AgentPolicy, LeasePolicy
 from stream_fabric.errors import FabricFull, FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.placement import Placed
-from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Loaded, ReplicaInfo, Work
 from stream_fabric.ports import FrameSink
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.lease_reaper import LeaseReaper
@@ -86,6 +86,9 @@ class Teller:
 
     def load(self) -> EngineLoad:
         return EngineLoad(len(self.tasks), 0, 256)
+
+    def loaded(self) -> Loaded:
+        return Loaded()
 
     async def close(self) -> None:
         for stream in list(self.tasks):
