@@ -221,23 +221,25 @@ class Edge:
 
     async def sweep(self) -> None:
         """Send heartbeats and pings every few seconds, and end connections that take nothing."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            lagging = 0
-            async for outlets in batches(self._streams.outlets):
-                for outlet in outlets:
-                    outlet.sweep(loop.time())
-                    lagging += outlet.full
-            self.ops.sample_loads()
-            for viewer in tuple(self.ops.viewers):
-                viewer.sweep(loop.time())
-            async for sockets in batches(self.sockets):
-                for socket in sockets:
-                    socket.sweep(loop.time(), self._gateway.parts.unix_s())
-                    lagging += socket.full
-            self._swept_lagging = lagging
+            await self._sweep_once(asyncio.get_running_loop())
             await self.end_unauthorized()  # keys that have expired
+
+    async def _sweep_once(self, loop: asyncio.AbstractEventLoop) -> None:
+        lagging = 0
+        async for outlets in batches(self._streams.outlets):
+            for outlet in outlets:
+                outlet.sweep(loop.time())
+                lagging += outlet.full
+        self.ops.sample_loads()
+        for viewer in tuple(self.ops.viewers):
+            viewer.sweep(loop.time())
+        async for sockets in batches(self.sockets):
+            for socket in sockets:
+                socket.sweep(loop.time(), self._gateway.parts.unix_s())
+                lagging += socket.full
+        self._swept_lagging = lagging
 
     def receive_revoked(self, revoked: list[Revoked]) -> None:
         """End what revoked keys have open, and cancel what they run unless the plan lets it finish."""

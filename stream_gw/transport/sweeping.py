@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 
 async def batches(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
-    """Yield the items that there are now, ``_AT_ONCE`` a turn of the loop: tokens go first."""
+    """Yield the items that there are now, ``_AT_ONCE`` a turn of the loop: tokens go first.
+
+    Call it in a function that ends with the sweep. One that sleeps until the next keeps the last batch in memory, with
+    what connections hold that have closed meanwhile.
+    """
     now = tuple(items)
     for start in range(0, len(now), _AT_ONCE):
         yield now[start : start + _AT_ONCE]

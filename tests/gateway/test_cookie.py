@@ -255,7 +255,7 @@ async def test_a_cookie_appears_in_no_log(platform: Running, one: Gate) -> None:
             assert secret not in reply.body.decode() + str(reply.headers)
         metrics = (await gate.ask("GET", "/metrics")).body.decode()
         assert "/v1/cookie" in metrics and secret not in metrics
-        assert "Invalid HTTP request" in process.log, "it does write something"
+        assert process.log.count("stream_gw.observe.access") >= 2, "it does write something"
         assert secret not in process.log
 
 

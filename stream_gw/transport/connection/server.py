@@ -43,16 +43,19 @@ class EdgeServer(uvicorn.Server):
 
     async def sweep(self) -> None:
         """Cut connections every few seconds that do not take what they were sent."""
-        loop, config, told = asyncio.get_running_loop(), cast(Config, self.config), 0
+        config, told = cast(Config, self.config), 0
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             if config.cut > told:
                 extra = {"limit": config.connections_max, "cut": config.cut - told}
                 _log.warning("connections cut, the gateway holds the most it may", extra=extra)
                 told = config.cut
-            async for batch in batches(self.server_state.connections):
-                for connection in batch:
-                    connection.sweep(loop.time())  # type: ignore[union-attr]
+            await self._sweep_once(asyncio.get_running_loop())
+
+    async def _sweep_once(self, loop: asyncio.AbstractEventLoop) -> None:
+        async for batch in batches(self.server_state.connections):
+            for connection in batch:
+                connection.sweep(loop.time())  # type: ignore[union-attr]
 
     def end_keep_alive(self) -> None:
         """Close each connection after the next answer on it: further requests should go to another gateway."""
