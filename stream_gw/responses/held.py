@@ -206,4 +206,5 @@ def _whole_response(meta: bytes, lines: list[bytes]) -> dict[str, Any]:
     """Return the response of an ended stream as its readers have it, from its meta and all its frames."""
     facts = meta_decoder.decode(meta).facts
     dialect = facts.own_dialect if facts.own_dialect in DIALECTS else OPENAI
-    return msgspec.json.decode(response_of(facts, dialect, lines))  # type: ignore[no-any-return]
+    whole: dict[str, Any] = msgspec.json.decode(response_of(facts, dialect, lines))
+    return whole

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,14 +69,14 @@ def spawn(args: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
     return _starter.submit(subprocess.Popen, args, **options).result()
 
 
-class Started:
+class Started(ABC):
     """Servers that run within a ``with`` block. What a failed start has begun is ended too."""
 
-    def start(self) -> Self:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> Self: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         try:

@@ -1091,13 +1091,15 @@ async def test_adapters_that_vllm_loads_and_unloads_while_it_runs_are_known(monk
         return web.Response(text='vllm:num_requests_running{engine="0"} 0.0\n')
 
     unknown = play(b'{"error":{"message":"The model does not exist","param":"model","code":404}}', status=404)
+    gets = {"/metrics": metrics, "/v1/models": models}
     monkeypatch.setattr("inference.engines.served_models._READ_EVERY_S", 0.05)
-    async with engine_on(unknown, gets={"/metrics": metrics, "/v1/models": models}) as engine:
+    async with engine_on(unknown, gets=gets) as engine:
         assert engine.loaded().adapters == ("french",)
         names.append("greek")
         await eventually(lambda: engine.loaded().adapters == ("french", "greek"))
-        monkeypatch.setattr("inference.engines.served_models._READ_EVERY_S", 60)
-        await asyncio.sleep(0.1)
+    monkeypatch.setattr("inference.engines.served_models._READ_EVERY_S", 60)
+    async with engine_on(unknown, gets=gets) as engine:
+        assert engine.loaded().adapters == ("french", "greek")
         names.clear()
         sink = Recorder()
         engine.submit(chat(1), sink)
