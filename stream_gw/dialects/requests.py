@@ -11,12 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.json_bounds import check_depth
-from stream_fabric.limits import (
-    CHOICES_MAX,
-    MESSAGES_MAX,
-    REPAIRS_MAX,
-    USER_CHARS_MAX,
-)
+from stream_fabric.limits import CHOICES_MAX, MESSAGES_MAX, REPAIRS_MAX, USER_CHARS_MAX
 from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_carried, check_controls, check_prompts
 from stream_gw.dialects.sessions import cache_key_of, conversation_of
 
@@ -202,7 +197,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     check_controls(fields)
     if kind in ("chat", "completions"):
         check_carried(fields)
-        _check_sampling(fields)
+        _check_sampling(fields, _least_tokens(fields, kind))
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
@@ -296,7 +291,7 @@ def _use_one_limit(fields: dict[str, msgspec.Raw]) -> None:
 
     Raises BadRequest.
     """
-    limit = bounded(fields, "max_completion_tokens", 1, _TOKENS_MAX)
+    limit = bounded(fields, "max_completion_tokens", _least_tokens(fields, "completions"), _TOKENS_MAX)
     fields.pop("max_completion_tokens", None)
     if limit is not None:
         fields["max_tokens"] = msgspec.Raw(b"%d" % limit)
@@ -313,9 +308,14 @@ def _check_best_of(fields: dict[str, msgspec.Raw], n: int) -> None:
         )
 
 
-def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
+def _least_tokens(fields: dict[str, msgspec.Raw], kind: Kind) -> int:
+    """Return the least ``max_tokens``: 0 for a completion that only echoes its prompt, with its logprobs."""
+    return 0 if kind == "completions" and field(fields, "echo", bool | None) else 1
+
+
+def _check_sampling(fields: dict[str, msgspec.Raw], least_tokens: int) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
-        bounded(fields, name, 1, _TOKENS_MAX)
+        bounded(fields, name, least_tokens, _TOKENS_MAX)
     for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0),
                             ("frequency_penalty", -2.0, 2.0)):  # fmt: skip
         value = field(fields, name, float | None)

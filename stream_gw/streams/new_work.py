@@ -50,7 +50,8 @@ def make_work(
     plan = parts.authenticator.keys.plan(call.who.tenant)
     request, trace, tenant, stream = call.request, call.trace, call.who.tenant, facts.stream
     estimates = parts.directory.estimates(cell, route_key(request.model, request.own_dialect, TIERS[request.tier]))
-    limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
+    # With max_tokens 0 an engine still makes one token
+    limit = _NO_LIMIT if request.max_tokens is None else max(1, request.max_tokens)
     repairs = min(request.repairs, plan.repairs)
     deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
     body = salted_body(request.body, salt)

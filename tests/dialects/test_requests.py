@@ -105,6 +105,14 @@ def test_the_fields_that_placement_uses() -> None:
     assert whole.body == completions("p", max_tokens=18, n=2).body, "agents and engines read integers"
     with pytest.raises(BadRequest, match=r"max_tokens is not valid: .* got 18\.5"):
         completions("p", max_tokens=18.5)
+    for name in ("max_tokens", "max_completion_tokens"):
+        scored = completions("p", echo=True, **{name: 0})
+        assert (scored.max_tokens, msgspec.json.decode(scored.body)["max_tokens"]) == (0, 0), (
+            "the prompt's own logprobs"
+        )
+        for make in (chat, functools.partial(completions, "p"), functools.partial(chat, echo=True)):
+            with pytest.raises(BadRequest, match=f"{name} must be 1 to"):
+                make(**{name: 0})
     for wrong in ({"service_tier": "gold"}, {"deadline_s": 0}, {"deadline_s": "soon"}):
         with pytest.raises(BadRequest, match=next(iter(wrong))):
             chat(**wrong)

@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 from tests.vllm.continued import (
     ASKED,
     CHAT,
+    COMPLETIONS,
     USAGE,
     Question,
     all_ended,
@@ -91,6 +92,20 @@ async def test_what_a_client_gets_is_what_vllm_says(platform: Platform, path: st
         arguments = json.loads(got[0].calls[0][1])
         assert got[0].calls[0][0] == "get_weather"
         assert set(arguments) == {"city", "days"}
+
+
+async def test_a_prompt_alone_is_scored_as_vllm_scores_it(platform: Platform) -> None:
+    body = {"model": MODEL, "prompt": ["import os", "import re"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    expected, expected_usage = folded(await platform.direct.chunks(COMPLETIONS, body))
+    for streamed in (True, False):
+        if streamed:
+            got, usage = folded(await platform.chunks(COMPLETIONS, body))
+        else:
+            answer = json.loads((await platform.gate.ask("POST", COMPLETIONS, body)).body)
+            got, usage = folded([answer])
+        assert got == expected
+        assert [answer.text for answer in got.values()] == body["prompt"]
+        assert tokens_of(usage) == tokens_of(expected_usage)
 
 
 async def test_reasoning_comes_apart_as_vllm_says_it(platform: Platform) -> None:

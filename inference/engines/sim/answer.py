@@ -48,6 +48,8 @@ class Answer:
         self._finish = "stop"
         self._detail: msgspec.Raw | None = None
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
+        if asked == 0:  # vLLM too makes one token where only the prompt is asked for
+            asked = 1
         spread = settings.length_max - settings.length_min + 1
         natural = settings.length_min + prompt.number("length", self._seed) % spread
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))

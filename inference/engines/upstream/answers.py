@@ -46,7 +46,8 @@ _CONTEXT_EXCEEDED = re.compile(
     r"|max_(completion_)?tokens=\d+ cannot be greater than max_model_len|max_tokens must be at least 1, got 0"
 )
 """Messages of vLLM, SGLang and llama.cpp about a request that exceeds the model's maximum context. vLLM's last one is
-about a prompt that leaves no token for the output: gateways let no smaller ``max_tokens`` than 1 pass."""
+about a prompt that leaves no token for the output: gateways let ``max_tokens`` 0 pass only with ``echo``, where vLLM
+makes one token."""
 
 
 def put_item(sink: FrameSink, body: bytes) -> Usage:
