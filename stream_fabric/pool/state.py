@@ -60,6 +60,11 @@ class Flight:
     decode_ms: float
     session: str
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether a report of the replica came after the stream was read there."""
+        return not (self.prefill_ms or self.decode_ms)
+
 
 @dataclass
 class PoolState:
@@ -278,11 +283,14 @@ class PoolState:
                 self.pins[gone.session] = (replica, now_ms + PIN_S * 1000)
         if running is not None:
             unread = {stream: flight[stream] for stream in inbox if stream in flight}
-            for stream in flight:  # streams that the report no longer names are forgotten, also after a Redis failover
-                if stream not in running and stream not in unread and self.at.get(stream) == replica:
+            left = {stream: each for stream, each in flight.items() if stream not in running and stream not in unread}
+            # The list may have been made before the replica read its inbox: it has to lack a stream twice
+            began = {stream: each.session for stream, each in left.items() if not each.is_reported}
+            for stream in left.keys() - began.keys():  # forgotten, also after a failover of Redis
+                if self.at.get(stream) == replica:
                     del self.at[stream]
             flight.clear()
-            flight.update({stream: Flight(0.0, 0.0, session) for stream, session in running.items()})
+            flight.update({stream: Flight(0.0, 0.0, session) for stream, session in (began | dict(running)).items()})
             flight.update({stream: kept for stream, kept in unread.items() if stream not in running})
             for stream in running:
                 self.at.setdefault(stream, replica)  # the pool may have been lost meanwhile

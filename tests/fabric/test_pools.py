@@ -195,6 +195,16 @@ async def test_invariant_7_no_leaked_slot(pool: Pool) -> None:
     # A renewal that was composed before the agent read the inbox leaks nothing and loses nothing
     await pool.renew(one, a, slots=2)
     assert await pool.flight(one) == {a, c}
+    # Nor one that came after the acknowledgement, which has a connection of its own
+    entries = (await inbox.read(0.1)).arrivals
+    await inbox.read(0.001, [(e.entry, e.stream) for e in entries])
+    await pool.renew(one, a, slots=2)
+    assert await pool.flight(one) == {a, c}
+    assert await pool.pools.work(pool.name, c) is not None and await _holder(pool, c) == one
+    # The list of the next one is newer
+    await pool.renew(one, a, slots=2)
+    assert await pool.flight(one) == {a}
+    assert await pool.pools.work(pool.name, c) is None and await _holder(pool, c) is None
     inbox.close()
 
 

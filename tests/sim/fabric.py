@@ -184,7 +184,7 @@ class Network:
 
 class Link:
     """One process's way to the shards, as ``RedisClient`` is: a command is sent again until its deadline, and what
-    became of one without an answer is unknown. Of those to one shard the order is kept."""
+    became of one without an answer is unknown. Of those to one shard on one connection the order is kept."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.w = world
@@ -192,8 +192,8 @@ class Link:
         self.stalled_until = 0.0
         """Out of the shards' reach until then."""
         self.subscriber: SubscriberDoor | None = None
-        self._arrives: dict[int, float] = {}
-        self._returns: dict[int, float] = {}
+        self._arrives: dict[tuple[int, bool], float] = {}
+        self._returns: dict[tuple[int, bool], float] = {}
 
     async def refresh(self) -> None:
         """The topology does not change here."""
@@ -209,19 +209,27 @@ class Link:
         return self.w.loop.now < self.stalled_until
 
     def call(
-        self, name: str, shard: Shard, step: Callable[[], T], timeout_s: float = COMMAND_TIMEOUT_S
+        self,
+        name: str,
+        shard: Shard,
+        step: Callable[[], T],
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        *,
+        dedicated: bool = False,
     ) -> asyncio.Future[T]:
-        """Run a script there; the awaited future raises FabricUnavailable. ``name`` is the script's."""
+        """Run a script there; the awaited future raises FabricUnavailable. ``name`` is the script's. ``dedicated``: on
+        the connection of the inbox."""
         w, loop, r = self.w, self.w.loop, self.w.random
         future: asyncio.Future[T] = loop.create_future()
         if loop.closing:
             future.set_exception(FabricUnavailable("it is over"))
             return future
         deadline = loop.now + timeout_s
+        connection = shard.number, dedicated
 
         def send() -> None:
             if not future.done():
-                loop.at(self._delay(self._arrives, shard, 0.004), loop.outside, arrive, shard.generation)
+                loop.at(self._delay(self._arrives, connection, 0.004), loop.outside, arrive, shard.generation)
 
         def arrive(generation: int) -> None:
             if self.stalled or not shard.up or generation != shard.generation or w.network.unlucky():
@@ -233,7 +241,7 @@ class Link:
                 loop.at(r.uniform(0.01, 0.1), self.process, again)  # done, and nobody knows
                 return
             slow = r.choice((0.004, 0.004, 0.03))
-            loop.at(self._delay(self._returns, shard, slow), self.process, answered, generation, result)
+            loop.at(self._delay(self._returns, connection, slow), self.process, answered, generation, result)
 
         def answered(generation: int, result: T) -> None:
             if generation != shard.generation:
@@ -252,10 +260,10 @@ class Link:
         send()
         return future
 
-    def _delay(self, last: dict[int, float], shard: Shard, most_s: float) -> float:
+    def _delay(self, last: dict[tuple[int, bool], float], connection: tuple[int, bool], most_s: float) -> float:
         now = self.w.loop.now
-        at_s = max(now + self.w.network.latency_s + self.w.random.uniform(0.0002, most_s), last.get(shard.number, 0.0))
-        last[shard.number] = at_s
+        at_s = max(now + self.w.network.latency_s + self.w.random.uniform(0.0002, most_s), last.get(connection, 0.0))
+        last[connection] = at_s
         return at_s - now
 
     def blocking(self, shard: Shard, key: str, step: Callable[[], list[T]], block_s: float) -> asyncio.Future[list[T]]:

@@ -54,9 +54,6 @@ class MemoryPool:
         running: Mapping[StreamId, str] | None = None,
     ) -> LeaseReport:
         replica = info.replica
-        for stream in ended:
-            if self.law.at.get(stream, replica) == replica:
-                self.works.pop(stream, None)
         expires_ms = now_ms + (ttl_s or 0.0) * 1000
         if ttl_s is not None:
             self.leases[replica] = expires_ms
@@ -68,6 +65,8 @@ class MemoryPool:
         seat = info.slot()._replace(expires_ms=expires_ms)
         listed = running if ttl_s is not None else None
         taken = self.law.report(replica, seat, info.models, ended, listed, now_ms, info.region)
+        for stream in self.works.keys() - self.law.at.keys():
+            del self.works[stream]
         self._deliver(now_ms)
         return LeaseReport(
             self.desired.get(replica, ""),

@@ -364,7 +364,9 @@ class InboxDoor:
     async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> Inbound:
         shard = self._link.w.fabric.of_pools()
         if done:
-            await self._link.call("took", shard, lambda: shard.pool(self._pool).done(self._replica, done))
+            await self._link.call(
+                "took", shard, lambda: shard.pool(self._pool).done(self._replica, done), dedicated=True
+            )
 
         def step() -> list[Inbound]:
             found = shard.pool(self._pool).read(self._replica)

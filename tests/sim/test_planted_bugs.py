@@ -462,10 +462,6 @@ class ReopeningSink(ContinuingSink):
             super().frame(frame)
 
 
-def say_nothing(self: Lease, stream: StreamId) -> None:
-    """Does not tell the pool of what ended before it was placed again."""
-
-
 async def place_nothing(*args: Any, **more: Any) -> place_request.Outcome:
     """Says that a request has its place, and asks for none."""
     return place_request.Outcome(Placed(ReplicaId("r"), "only", ()), "pool")
@@ -578,7 +574,6 @@ PLANTED: dict[str, Bug] = {
     ),
     "an agent that does not wake": Bug([(SleepController, "_wake", nothing)], "6:", faults=["sleep"]),
     "an agent that takes no stream twice": Bug([(Requests, "_start", start_once)], faults=["frozen agent", "queue"]),
-    "an agent that does not say again what has ended": Bug([(Lease, "report_end", say_nothing)], "7:"),
     "moderation that lets go what is not checked": Bug(
         [(HeldOutput, "released", release_all)], "moderation:", faults=["moderation"]
     ),

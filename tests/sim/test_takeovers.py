@@ -6,7 +6,7 @@ What must hold at the end of any schedule is checked here as well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import stream_gw.streams.create
 import tests.sim.hosts
 from stream_fabric.events import AttemptTrace
 from stream_fabric.pool.placement import Placed
-from stream_fabric.pool.records import EngineRequest
+from stream_fabric.pool.records import EngineRequest, LeaseReport, ReplicaInfo
 from stream_fabric.stream.frames import End, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_fabric.stream.log import CreateCode, StreamState
@@ -26,7 +26,7 @@ from tests.sim.fakes import Planted
 from tests.sim.hosts import POOL, AgentHost, ControllerHost, GatewayHost, engine_settings
 from tests.sim.invariants import lines_of
 from tests.sim.loop import Process
-from tests.sim.ports import StreamDoor
+from tests.sim.ports import PoolsDoor, StreamDoor
 from tests.sim.witness import Violation
 from tests.sim.world import World
 
@@ -108,6 +108,34 @@ def test_a_dead_replicas_stream_goes_on_elsewhere_while_redis_is_far_away(round_
     state, end = stage.run()
     assert (state.epoch.n, end.status) == (2, "completed")
     assert end.usage is not None and end.usage.output == 600
+
+
+class _LatePoolsDoor(PoolsDoor):
+    """A renewal reaches its shard late. The inbox has a connection of its own, so what it sends later comes earlier."""
+
+    async def report(
+        self,
+        info: ReplicaInfo,
+        *,
+        ttl_s: float | None,
+        ended: Sequence[StreamId] = (),
+        running: Mapping[StreamId, str] | None = None,
+    ) -> LeaseReport:
+        if ttl_s is not None:
+            await asyncio.sleep(0.1)
+        return await super().report(info, ttl_s=ttl_s, ended=ended, running=running)
+
+
+@pytest.mark.parametrize("at_ms", range(300, 650, 50))
+def test_a_dead_replica_read_the_request_while_its_lease_was_renewed(at_ms: int) -> None:
+    """The renewal does not name the stream, which the replica has read and acknowledged meanwhile. Another one can go
+    on with it nevertheless."""
+    stage = Stage(planted=[(tests.sim.hosts, "PoolsDoor", _LatePoolsDoor)])
+    stage.ask(at_ms / 1000, max_tokens=120)
+    stage.at(1.5, lambda: stage.w.chaos.kill(stage.producer()))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+    assert end.usage is not None and end.usage.output == 120
 
 
 def test_what_was_streamed_is_billed_also_when_it_cannot_go_on() -> None:

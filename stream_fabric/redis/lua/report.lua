@@ -53,9 +53,12 @@ if ttl ~= '' then
   for i = 1, #flight, 2 do
     local id = flight[i]
     costs_of[id] = flight[i + 1]
-    if not kept[id] and not running[id] then
+    local session = not kept[id] and not running[id] and string.match(costs_of[id], '^%S+ %S+ (.*)$')
+    if session and costs_of[id] ~= '0 0 ' .. session then
+      -- The list may have been made before the replica read its inbox: it has to lack a stream twice
+      redis.call('HSET', key .. 'flight', id, '0 0 ' .. session)
+    elseif session then -- forgotten, also after a failover of Redis
       redis.call('HDEL', key .. 'flight', id)
-      -- Streams that the report no longer names are forgotten, also after a failover of Redis
       if redis.call('HGET', P .. 'at', id) == replica then
         redis.call('HDEL', P .. 'at', id)
         drop_work({id})
