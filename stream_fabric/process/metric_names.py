@@ -668,7 +668,13 @@ EXPIRED = _telemetry(
     _PART,
     only="after the first",
 )
-LAG = _telemetry("telemetry_lag_events", "gauge", "records", "Records not yet committed", _PART)
+LAG = _telemetry(
+    "telemetry_lag_events",
+    "gauge",
+    "records",
+    "Records not yet committed; without a value while the log cannot be read",
+    _PART,
+)
 HELD = _telemetry(
     "telemetry_held_bytes", "gauge", "bytes", "Bytes of records in memory that are not yet inserted", _PART
 )

@@ -9,6 +9,7 @@ when two blocks are held.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from stream_fabric.errors import StreamGwError
 from stream_fabric.ports import Random
 from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from telemetry.consume.blocks import Block, BlockPolicy, PartitionBlocks
@@ -34,6 +36,7 @@ T = TypeVar("T")
 
 _READ_S = 0.2
 _RETRY = BackoffPolicy(first_s=0.1, longest_s=5.0)
+_READ_RETRY = BackoffPolicy(first_s=0.1, longest_s=1.0)
 _LOG_EVERY_S = 30.0
 """Minimum time between two log lines about the same failing call, in seconds."""
 
@@ -159,10 +162,17 @@ class Consumer:
         """Join the group, then read until the stop, and once more after it."""
         await self._retry("start", lambda: self._source.start(self._on_assigned, self._on_revoked))
         on_ready()
+        failing = _FailingCall("read of the log", _READ_RETRY, self._metrics, self._random)
         try:
             while not self._stopping:
-                await self._read_once(_READ_S)
-            await self._read_once(0.0)  # the last events of processes that end together with this one
+                try:
+                    await self._read_once(_READ_S)
+                    failing.ended()
+                except SourceUnavailable as error:
+                    self._report_partitions(lag_known=False)
+                    await failing.wait(error)
+            with contextlib.suppress(SourceUnavailable):
+                await self._read_once(0.0)  # the last events of processes that end together with this one
         finally:
             self._read_to_end.set()
             for held in self._parts.values():
@@ -171,24 +181,26 @@ class Consumer:
                 held.changed.set()
 
     async def _read_once(self, timeout_s: float) -> None:
-        """Hand new records to the partitions with room for them."""
+        """Hand new records to the partitions with room for them. Raises SourceUnavailable."""
         wanted = [part for part, held in self._parts.items() if held.blocks is not None and held.blocks.has_room]
-        try:
-            found = await self._source.read(wanted, timeout_s)
-        except SourceUnavailable as error:
-            _log.warning("reading the log failed, retrying: error=%s", error)
-            await asyncio.sleep(_RETRY.first_s)
-            return
+        found = await self._source.read(wanted, timeout_s)
         now = time.monotonic()
         for part, records in found.items():
             held = self._parts.get(part)
             if held is not None and held.blocks is not None:
                 held.blocks.receive(records, now)
                 held.changed.set()
+        self._report_partitions(lag_known=True)
+
+    def _report_partitions(self, *, lag_known: bool) -> None:
+        """Set the gauges of each partition. A log that cannot be read has no lag to tell."""
         for part, held in self._parts.items():
             if held.blocks is not None:
-                lag = self._source.lag(part, held.blocks.next)
-                self._metrics.report_partition(part, lag, held.blocks, held.claimed_since)
+                if lag_known:
+                    self._metrics.report_lag(part, self._source.lag(part, held.blocks.next))
+                else:
+                    self._metrics.remove_lag(part)
+                self._metrics.report_partition(part, held.blocks, held.claimed_since)
 
     # --- one partition -------------------------------------------------------------------------------------
 
@@ -302,13 +314,31 @@ class Consumer:
 
     async def _retry(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until it succeeds or is cancelled."""
-        backoff, logged_at = Backoff(_RETRY, self._random), float("-inf")
+        failing = _FailingCall(what, _RETRY, self._metrics, self._random)
         while True:
             try:
                 return await call()
             except (StoreUnavailable, StoreRefused, SourceUnavailable) as error:
-                self._metrics.count_failure(error)
-                if time.monotonic() - logged_at > _LOG_EVERY_S:
-                    logged_at = time.monotonic()
-                    _log.warning("%s failed, retrying until it succeeds: error=%s", what, error)
-            await asyncio.sleep(backoff.next_s())
+                await failing.wait(error)
+
+
+class _FailingCall:
+    """A call that is repeated until it succeeds: counts and logs its failures, and waits longer after each."""
+
+    def __init__(self, what: str, policy: BackoffPolicy, metrics: ConsumerMetrics, random: Random) -> None:
+        self._what = what
+        self._metrics = metrics
+        self._backoff = Backoff(policy, random)
+        self._logged_at = float("-inf")
+
+    async def wait(self, error: StreamGwError) -> None:
+        """Wait before the next try."""
+        self._metrics.count_failure(error)
+        if time.monotonic() - self._logged_at > _LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            _log.warning("%s failed, retrying until it succeeds: error=%s", self._what, error)
+        await asyncio.sleep(self._backoff.next_s())
+
+    def ended(self) -> None:
+        """Begin anew after a success."""
+        self._backoff.reset()

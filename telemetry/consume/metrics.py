@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from prometheus_client import Gauge
+
 from stream_fabric.errors import StreamGwError
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.metrics_registry import MetricsRegistry, Page
@@ -29,13 +31,18 @@ class ConsumerMetrics:
         self._insert = make.histogram(listed.INSERT)
         self._failures = make.counter(listed.CONSUME_FAILURES)
 
-    def report_partition(
-        self, part: Part, lag: int | None, blocks: PartitionBlocks[Record], claimed_since: float
-    ) -> None:
-        """Set the gauges of a partition. ``lag`` None: unknown. ``claimed_since`` 0: no claim."""
-        labels = (part.topic, str(part.partition))
+    def report_lag(self, part: Part, lag: int | None) -> None:
+        """Set the lag of a partition. None: unknown for now, and the last one stands."""
         if lag is not None:
-            self._lag.labels(*labels).set(lag)
+            self._lag.labels(part.topic, str(part.partition)).set(lag)
+
+    def remove_lag(self, part: Part) -> None:
+        """Remove the lag of a partition that cannot be read: alerts take one without it for unread."""
+        self._remove(self._lag, part)
+
+    def report_partition(self, part: Part, blocks: PartitionBlocks[Record], claimed_since: float) -> None:
+        """Set the other gauges of a partition. ``claimed_since`` 0: no claim."""
+        labels = (part.topic, str(part.partition))
         self._held.labels(*labels).set(blocks.held_bytes)
         self._pending.labels(*labels).set(time.monotonic() - claimed_since if claimed_since else 0)
         self._repeated.labels(*labels).set(blocks.repeated)
@@ -44,8 +51,11 @@ class ConsumerMetrics:
     def remove_partition(self, part: Part) -> None:
         """Remove the gauges of a partition that another consumer reports now."""
         for gauge in (self._lag, self._held, self._pending, self._repeated, self._skipped):
-            gauge.labels(part.topic, str(part.partition))  # removing one that was never set raises
-            gauge.remove(part.topic, str(part.partition))
+            self._remove(gauge, part)
+
+    def _remove(self, gauge: Gauge, part: Part) -> None:
+        gauge.labels(part.topic, str(part.partition))  # removing one that was never set raises
+        gauge.remove(part.topic, str(part.partition))
 
     def count_insert(self, part: Part, records: int, rows: int, build_s: float, insert_s: float) -> None:
         self._events.labels(part.topic, str(part.partition)).inc(records)

@@ -18,7 +18,9 @@ from tests.support.stores import make_store
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaServer]:
     """A broker that tests share; they keep apart by their topics."""
-    with KafkaServer(**{"group.min.session.timeout.ms": 1000}) as server:
+    guard = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    config = {"authorizer.class.name": guard, "allow.everyone.if.no.acl.found": "true"}
+    with KafkaServer(**{"group.min.session.timeout.ms": 1000}, **config) as server:
         yield server
 
 

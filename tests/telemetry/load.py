@@ -12,12 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.admin import CreateAclsRequest_v1, DeleteAclsRequest_v1
 
 from stream_fabric.events import (
     AttemptTrace,
@@ -186,6 +188,42 @@ async def make_topics(servers: str, *topics: str, partitions: int = 6) -> None:
         assert all(error[1] == 0 for error in reply.topic_errors), reply
     finally:
         await admin.close()
+
+
+class _Plain:
+    """A request whose version is chosen already."""
+
+    def __init__(self, struct: Any) -> None:
+        self.prepare = lambda versions: struct
+
+
+async def _ask_broker(servers: str, struct: Any) -> Any:
+    host, port = servers.split(":")
+    connection = await create_conn(host, int(port))
+    try:
+        return await connection.send(_Plain(struct))
+    finally:
+        await connection.close()
+
+
+Guarded = Literal["topic", "group"]
+_RESOURCES: dict[Guarded, int] = {"topic": 2, "group": 3}
+_LITERAL, _ANY, _DESCRIBE, _ALLOW = 3, 1, 8, 3
+
+
+async def forbid(servers: str, what: Guarded, name: str) -> None:
+    """Leave the right to describe a topic or a group alone. The broker must have an authorizer."""
+    rule = (_RESOURCES[what], name, _LITERAL, "User:ANONYMOUS", "*", _DESCRIBE, _ALLOW)
+    reply = await _ask_broker(servers, CreateAclsRequest_v1([rule]))
+    assert [code for code, _ in reply.creation_responses] == [0], reply
+
+
+async def allow(servers: str, what: Guarded, name: str) -> None:
+    """Undo ``forbid``."""
+    reply = await _ask_broker(
+        servers, DeleteAclsRequest_v1([(_RESOURCES[what], name, _LITERAL, None, None, _ANY, _ANY)])
+    )
+    assert [code for code, *_ in reply.filter_responses] == [0], reply
 
 
 async def produce(servers: str, topic: str, made: Iterable[Event], sums: Sums, *, poison_every: int = 0) -> None:

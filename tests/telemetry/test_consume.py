@@ -17,7 +17,7 @@ from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.kafka import KafkaServer
 from tests.support.waiting import eventually
-from tests.telemetry.load import ConsumerProcess, Log, check, make_topics, stored
+from tests.telemetry.load import ConsumerProcess, Guarded, Log, allow, check, forbid, make_topics, stored
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(400)]
 
@@ -106,6 +106,38 @@ async def metric(consumer: ConsumerProcess, name: str) -> float:
     async with ClientSession() as session, session.get(f"{consumer.url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+@pytest.mark.parametrize("what", ["topic", "group"])
+async def test_a_log_that_may_not_be_read_has_no_lag_and_its_claims_grow_old(
+    log: Log, store: Store, front: ClickHouseFront, what: Guarded
+) -> None:
+    """Alerts would otherwise see the figures from before, when nothing waited."""
+    consumer = await log.consume()
+    await log.add(500)
+    await log.consumed()
+    await eventually(lambda: _shown(consumer, "telemetry_lag_events"), "the lag to be known")
+    front.fault("refuse")
+    await log.add(500)
+    await eventually(lambda: _over(metric(consumer, "telemetry_pending_age_seconds"), 0), "blocks to be claimed")
+    await forbid(log.servers, what, log.topic)  # the group has the topic's name
+
+    async def hidden() -> bool:
+        return not await _shown(consumer, "telemetry_lag_events")
+
+    await eventually(hidden, "the lag to be unknown", 30)
+    old = await metric(consumer, "telemetry_pending_age_seconds") + 2
+    await eventually(lambda: _over(metric(consumer, "telemetry_pending_age_seconds"), old), "claims to grow old", 30)
+    await allow(log.servers, what, log.topic)
+    front.fault("ok")
+    await log.consumed()
+    await check(store, log.sums)
+    await eventually(lambda: _shown(consumer, "telemetry_lag_events"), "the lag to be known again")
+
+
+async def _shown(consumer: ConsumerProcess, name: str) -> bool:
+    async with ClientSession() as session, session.get(f"{consumer.url}/metrics") as answer:
+        return f"\n{name}{{" in await answer.text()
 
 
 async def test_partitions_are_shared_and_handed_over(log: Log, store: Store) -> None:
