@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -32,6 +33,7 @@ T = TypeVar("T")
 
 SEEN_DEAD_S = 0.9
 """Seconds that a lease must be seen expired while Redis answers. After an outage of Redis the agents renew first."""
+_LATE_POLL_S = 0.1
 _LOOKS_MIN = 10
 _LOOKS_S_MIN = 5 * LEASE_TTL_S
 """Looks in a row that see a lease expired, and seconds that they take, after which its replica is dead although Redis
@@ -178,13 +180,20 @@ class LeaseReaper:
                 dead.append(replica)
         if dead and self._lost is not None:
             await self._lost.receive_dead(pool, dead, self._known)
-        await _gather(partial(self._recover, pool), dead)
+        await _gather(lambda replica: self._recover(pool, replica, late), dead)
         left = {name: seen for name, seen in expired.items() if name not in dead}
         self._looks[pool] = _Look(now, left, answers_s)
 
-    async def _recover(self, pool: str, replica: ReplicaId) -> None:
-        """Move the streams of a dead replica, and retire it if all were moved; else a later look finds it again."""
-        streams = await self._pools.in_flight(pool, replica)
+    async def _recover(self, pool: str, replica: ReplicaId, dead: Collection[ReplicaId]) -> None:
+        """Move the streams of a dead replica, and retire it if all were moved; else a later look finds it again.
+
+        ``dead``: all dead replicas of the pool.
+        """
+        is_alive, streams = await asyncio.gather(
+            self._wait_for_late(pool, replica, dead), self._pools.in_flight(pool, replica)
+        )
+        if is_alive:
+            return
         log.warning(
             "replica lease expired, moving its streams: pool=%s replica=%s streams=%d", pool, replica, len(streams)
         )
@@ -193,6 +202,20 @@ class LeaseReaper:
         moved = await _gather(partial(self._failover.rescue, pool, replica, error=LOST, dead=True), streams)
         if len(moved) == len(streams):
             await self._pools.retire(pool, replica)
+
+    async def _wait_for_late(self, pool: str, replica: ReplicaId, dead: Collection[ReplicaId]) -> bool:
+        """Wait up to ``SEEN_DEAD_S`` while the leases of all others have run out: they may have stood still.
+
+        Streams that find no other replica end. Returns whether the replica itself has renewed its lease.
+        """
+        for _ in range(math.ceil(SEEN_DEAD_S / _LATE_POLL_S)):
+            expired = await self._pools.expired(pool)
+            if replica not in expired:
+                return True
+            if all(name in dead for name in expired) or await self._pools.replicas(pool):
+                break
+            await asyncio.sleep(_LATE_POLL_S)
+        return False
 
     async def _sweep_queue(self, pool: str) -> None:
         """End queued streams that waited too long; remove those that were cancelled or have lost their readers."""

@@ -138,6 +138,35 @@ def test_a_dead_replica_read_the_request_while_its_lease_was_renewed(at_ms: int)
     assert end.usage is not None and end.usage.output == 120
 
 
+@pytest.mark.parametrize("at_ms", range(1500, 3500, 250))
+def test_a_dead_replicas_stream_waits_for_one_whose_lease_is_late(at_ms: int) -> None:
+    """The only other replica stands still for a moment: nobody has found it dead yet."""
+    stage = Stage()
+    stage.ask(0.3, max_tokens=200)
+    killed: list[AgentHost] = []
+
+    def kill() -> None:
+        killed.append(stage.producer())
+        stage.w.start = lambda kind: None  # type: ignore[method-assign]
+        stage.w.chaos.kill(killed[0])
+
+    stage.at(1.0, kill)
+    stage.at(at_ms / 1000, lambda: stage.w.chaos.hang(next(h for h in stage.w.agents if h is not killed[0]), 1.4))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+
+
+@pytest.mark.parametrize("for_ms", range(1900, 2700, 100))
+def test_a_machine_stands_still_under_all_replicas(for_ms: int) -> None:
+    """One was found dead just before both go on. Nobody ends the stream, which its replica may keep."""
+    stage = Stage(seed=for_ms)
+    stage.ask(0.3, max_tokens=200)
+    stage.at(1.0, lambda: stage.w.chaos.hang(stage.producer(), for_ms / 1000))
+    stage.at(2.0, lambda: [stage.w.chaos.hang(host, for_ms / 1000 - 1.0) for host in stage.w.agents])
+    _, end = stage.run()
+    assert end.status == "completed"
+
+
 def test_what_was_streamed_is_billed_also_when_it_cannot_go_on() -> None:
     stage = Stage()
     stage.ask(0.3, reasoning_effort="low", max_tokens=100)
