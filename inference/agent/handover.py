@@ -59,14 +59,17 @@ class Handover:
         """Streams that another process has taken. They stay on our list, where the pool finds them, until they are on
         another replica's list."""
 
-    def hand_over(self, stream: RunningStream, error: StreamGwError, *, comes_back: bool = True) -> None:
+    def hand_over(
+        self, stream: RunningStream, error: StreamGwError, *, comes_back: bool = True, counts: bool = True
+    ) -> None:
         """Have another replica continue the stream from its log; where that is impossible, end it with the error.
 
-        ``comes_back`` False: the stream does not wait for this replica if there is no other one.
+        ``comes_back`` False: the stream does not wait for this replica if there is no other one. ``counts``: as in
+        ``Failover.rescue``.
         """
         if not stream.closed:
             stream.closed = stream.handed_over = True
-            self._tasks.create_task(self._place_elsewhere(stream, error, comes_back=comes_back))
+            self._tasks.create_task(self._place_elsewhere(stream, error, comes_back=comes_back, counts=counts))
 
     def yield_stream(self, stream: RunningStream) -> None:
         """Stop a batch stream and put it back into the pool's queue, from where any replica continues it."""
@@ -114,7 +117,9 @@ class Handover:
             # Or the log has lost our epoch and the part before it, which this replica cannot produce again
             await self.fence(stream)
 
-    async def _place_elsewhere(self, stream: RunningStream, error: StreamGwError, *, comes_back: bool = True) -> None:
+    async def _place_elsewhere(
+        self, stream: RunningStream, error: StreamGwError, *, comes_back: bool = True, counts: bool = True
+    ) -> None:
         """Abort the request here, and hand the stream to another replica unless it has ended meanwhile."""
         name = stream.name
         if self._streams.is_running(stream):
@@ -131,6 +136,7 @@ class Handover:
                     name,
                     error,
                     comes_back=waits,
+                    counts=counts,
                     known=stream.work,
                     own_bill=self._bill_of(stream),
                 )

@@ -67,12 +67,14 @@ class Lifecycle:
         await self._lease.try_renew()  # placement stops with this report
         failure = self._status.failure
         await self._wait_until_idle(0.0 if failure is not None else self._policy.drain_s, self._status.hurried)
+        failed = self._status.failure is not None
         error = self._status.failure or ReplicaLost(
             "the replica that produced this stream left; send the request again"
         )
         for stream in list(self._streams.running.values()):
             if not stream.producer.status:
-                self._handover.hand_over(stream, error)
+                # One with a token has not made this replica leave: a deploy may move it from each replica to the next
+                self._handover.hand_over(stream, error, counts=failed or stream.first_at is None)
         await self._wait_until_idle(self._policy.lease.ttl_s)
         await self._lease.leave()
 

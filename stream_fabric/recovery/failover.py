@@ -66,6 +66,7 @@ class Failover:
         error: StreamGwError,
         *,
         comes_back: bool = False,
+        counts: bool = True,
         dead: bool = False,
         known: Work | None = None,
         own_bill: OwnBill | None = None,
@@ -73,6 +74,7 @@ class Failover:
         """Place the stream on another replica; if none can take it, end it with ``error``.
 
         ``comes_back``: the replica's engine restarts, so the stream may wait even for a model's only replica.
+        ``counts``: the replica has failed at the stream, which ``ATTEMPTS_MAX`` replicas may.
         ``dead``: the replica cannot report its lost attempt, so it is reported here.
         ``known``: the replica's own copy of the request, in case a failover of Redis has lost the pool's.
         ``own_bill``: the bill of a living replica, for a stream that has ended in its epoch.
@@ -100,7 +102,7 @@ class Failover:
             return
         tried = tuple(dict.fromkeys((*work.tried, replica)))
         others = await self._candidates(pool, replica, tried, work)
-        if work.attempt >= ATTEMPTS_MAX or not (others or comes_back or work.home):
+        if (counts and work.attempt >= ATTEMPTS_MAX) or not (others or comes_back or work.home):
             epoch = await self._current_epoch(stream, work)
             await self.end(pool, replica, stream, error, epoch, work, dead=dead, own_bill=own_bill)
             return
@@ -110,7 +112,7 @@ class Failover:
             await self._pools.remove_in_flight(pool, replica, [stream])
             return
         again = msgspec.structs.replace(
-            work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
+            work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + counts, tried=tried
         )
         if not await self._requeue(pool, again, others, replica):
             await self.end(pool, replica, stream, error, taken.epoch, work, dead=dead, own_bill=own_bill)

@@ -69,6 +69,7 @@ class Chaos:
         self.random = world.random
         self.rescuers_stopped = 0
         """Processes killed or frozen half-way through a rescue."""
+        self.drains = 0
         self._took_over_at: dict[Process, float] = {}
         """When a process last took a stream over: it may have others of the same replica in hand."""
         self.yielding: list[tuple[float, float]] = []
@@ -277,6 +278,7 @@ class Chaos:
 
     def drain(self, host: AgentHost) -> None:
         if host.agent is not None:
+            self.drains += 1
             self.w.note(f"{host.name} drains")
             self.w.loop.at(0.0, host.process, host.agent.drain)
 

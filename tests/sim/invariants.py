@@ -117,7 +117,8 @@ def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
         _check_bill(world, stream, state)
         _check_outcome(world, stream, end, spec)
         producers = [replica for (name, _), replica in world.witness.writers.items() if name == stream]
-        require(len(producers) <= ATTEMPTS_MAX + world.chaos.yields, f"6: {stream} had the producers {producers}")
+        uncounted = world.chaos.yields + world.chaos.drains
+        require(len(producers) <= ATTEMPTS_MAX + uncounted, f"6: {stream} had the producers {producers}")
     elif not world.faults - _PRODUCERS_LIVE and lines[0].startswith(STARTED_PREFIX):
         require(end.status in ("completed", "cancelled"), f"10: {stream} has its producer, and ends with {end.error}")
 

@@ -186,6 +186,18 @@ def test_a_stream_is_handed_over_twice_in_a_row() -> None:
     assert (state.epoch.n, end.status) == (3, "completed")
 
 
+def test_a_deploy_moves_a_stream_from_each_replica_to_the_next() -> None:
+    """A replica that drains has not failed at it, so this counts as no attempt; those that die do."""
+    stage = Stage(7)
+    stage.ask(0.3, max_tokens=600)
+    for number in range(4):
+        stage.at(1.0 + 0.6 * number, lambda: stage.w.chaos.drain(stage.producer()))
+    for at_s in (4.0, 9.0):
+        stage.at(at_s, lambda: stage.w.chaos.kill(stage.producer()))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (7, "completed")
+
+
 def test_a_rescuer_dies_half_way_and_the_replica_comes_back() -> None:
     """Its epoch is gone and nobody else has the stream: it is still on its list, and its own to place."""
     stage = Stage()
