@@ -28,6 +28,7 @@ from telemetry.ask.usage import LostBills, UsageQuery, usage_page
 from telemetry.ask.usage.settled import open_settled
 from telemetry.ask.usage.text import rebuild_text, usage_csv, usage_text
 from telemetry.ask.views import VIEWS
+from telemetry.store.connection import Address
 from telemetry.store.store import Store
 
 Say = Callable[[str], None]
@@ -37,6 +38,8 @@ DISAGREES = 3
 _TAIL_S = 1.0
 _LATE_US = 60_000_000
 """Maximum delay of an event that ``tail`` still prints, in microseconds."""
+_SLOW_S = 5.0
+"""Time without an answer after which the command says for what it waits, in seconds."""
 _SEEN_MAX = 20_000
 _ROWS_MAX = 100_000
 
@@ -44,7 +47,8 @@ _ROWS_MAX = 100_000
 async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
     """Run one ``traces`` or ``usage`` command and return its exit code. Raises StreamGwError and OSError."""
     named = getattr(args, "clickhouse", None) is not None and getattr(args, "telemetry_url", None) is None
-    async with _open_ask(settings, ask_clickhouse=named) as ask:  # a flag comes before a variable
+    # A flag comes before a variable
+    async with _told_when_slow(settings, named, args), _open_ask(settings, ask_clickhouse=named) as ask:
         if args.command == "usage":
             if args.verb == "reconcile":
                 return await _reconcile(ask, settings, args, say)
@@ -174,6 +178,22 @@ async def _rebuild(ask: Ask, args: argparse.Namespace, say: Say) -> int:
 
 def _report_value(report: Report) -> dict[str, Any]:
     return {**asdict(report), "agrees": report.agrees}
+
+
+@asynccontextmanager
+async def _told_when_slow(settings: AskSettings, ask_clickhouse: bool, args: argparse.Namespace) -> AsyncIterator[None]:
+    """Say on stderr for what the command waits, once, if it takes long."""
+    where = f"stream-gw telemetry at {settings.telemetry_url}"
+    if ask_clickhouse or not settings.telemetry_url:
+        where = f"ClickHouse at {Address.parse(settings.clickhouse).shown}" if settings.clickhouse else ""
+    told = f"still waiting for {where}; it gives up after a minute without an answer\n"
+    timer = asyncio.get_running_loop().call_later(_SLOW_S, sys.stderr.write, told)
+    if args.verb == "tail":
+        timer.cancel()  # it goes on for ever
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @asynccontextmanager

@@ -34,6 +34,11 @@ T = TypeVar("T")
 QUERY_ROWS_MAX = 10_000
 """Maximum rows that a query returns; more are cut off and ``Rows.truncated`` is set."""
 QUERY_S_MAX = 30.0
+"""Time in which a server computes a query, in seconds."""
+QUERY_ANSWER_S_MAX = 35.0
+"""Time in which a server answers a query, in seconds."""
+QUERY_WAIT_S_MAX = 50.0
+"""The same with the wait for other queries of this process. Callers wait for 60 s, and so learn the reason."""
 _QUERY_MEMORY_BYTES_MAX = 2 << 30
 ANSWER_S_MAX = 60.0
 """Time in which a server answers, in seconds; over: the call has failed, though the server may go on with it."""
@@ -200,13 +205,14 @@ def connect_writer(address: Address, answer_s: float | None = None) -> Client:
 
 def connect_reader(address: Address) -> Client:
     """Open a client for queries, with read-only settings and limits."""
-    return connect(address, READ_SETTINGS)
+    return connect(address, READ_SETTINGS, QUERY_ANSWER_S_MAX)
 
 
 class ClientThread:
     """A client with its own thread. It connects at the first call; a refused connection is tried again at the next."""
 
-    def __init__(self, connect: Callable[[], Client]) -> None:
+    def __init__(self, address: Address, connect: Callable[[], Client]) -> None:
+        self._address = address
         self._connect = connect
         self._client: Client | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clickhouse")
@@ -226,7 +232,9 @@ class ClientThread:
                 self._client = self._connect()
             return work(self._client)
         except (exceptions.OperationalError, exceptions.InterfaceError, OSError) as error:
-            raise StoreUnavailable(_message(error)) from error
+            why = "" if self._address.embedded else _connection_error(error, self._address)
+            told = f"ClickHouse at {self._address.shown} does not answer: {why}" if why else _message(error)
+            raise StoreUnavailable(told) from error
         except exceptions.Error as error:
             if getattr(error, "code", None) in _TEMPORARY:
                 raise StoreUnavailable(_message(error)) from error

@@ -65,6 +65,17 @@ def check_schema(client: Client, where: str) -> None:
         raise schema_too_old(len(applied), where)
 
 
+_MADE = re.compile(r"CREATE (?:TABLE|MATERIALIZED VIEW) IF NOT EXISTS (\w+)")
+
+
+def missing_tables(client: Client) -> list[str]:
+    """Return the tables and views of this release's schema that the database lacks. Without a view bills are lost."""
+    made = [name for migration in migrations() for name in _MADE.findall(migration.sql)]
+    rows = client.query("SELECT name FROM system.tables WHERE database = currentDatabase()").result_rows
+    there = {str(row[0]) for row in rows}
+    return [name for name in made if name not in there]
+
+
 def schema_too_old(version: int, where: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"the schema at {where} has version {version} and this release needs {len(migrations())}; "
@@ -81,6 +92,11 @@ def migrate(client: Client, where: str, random: Random, connect: Callable[[], Cl
     client.command(_MIGRATIONS_TABLE)
     if len(_applied(client)) >= len(known):
         _check_applied(known, _applied(client), where)
+        if missing := missing_tables(client):
+            raise StoreRefused(
+                f"ClickHouse at {where} lacks {', '.join(missing)} of this schema: somebody dropped or renamed it. "
+                "Bring it back, or set STREAM_GW_CLICKHOUSE to another database, which then begins empty"
+            )
         return
     with _lock(client, random, connect):
         applied = _applied(client)

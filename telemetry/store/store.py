@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from stream_fabric.ports import Clock, Random
 from telemetry.store.connection import (
     MIGRATION_S_MAX,
     QUERY_ROWS_MAX,
+    QUERY_WAIT_S_MAX,
     Address,
     ClientThread,
     connect_reader,
     connect_writer,
 )
-from telemetry.store.errors import StoreRefused
-from telemetry.store.migrations import check_schema, migrate, schema_too_old
+from telemetry.store.errors import StoreRefused, StoreUnavailable
+from telemetry.store.migrations import check_schema, migrate, missing_tables, schema_too_old
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,8 +69,8 @@ class Store:
             raise ValueError("the reader's ClickHouse URL must name the same database")
         self._clock = clock
         self._random = random
-        self._writer = ClientThread(lambda: connect_writer(self._address))
-        self._reader = ClientThread(lambda: connect_reader(reader))
+        self._writer = ClientThread(self._address, lambda: connect_writer(self._address))
+        self._reader = ClientThread(reader, lambda: connect_reader(reader))
 
     def __repr__(self) -> str:
         return f"Store({self.shown})"
@@ -89,7 +91,9 @@ class Store:
             await self._check()
             return
         # The embedded engine answers when it is done; a server may need longer than for the insert of a block
-        apart = None if self.embedded else ClientThread(lambda: connect_writer(self._address, MIGRATION_S_MAX))
+        apart = None
+        if not self.embedded:
+            apart = ClientThread(self._address, lambda: connect_writer(self._address, MIGRATION_S_MAX))
         try:
             await (apart or self._writer).run(
                 lambda client: migrate(client, self.shown, self._random, lambda: connect_writer(self._address))
@@ -127,7 +131,10 @@ class Store:
     async def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, *, rows_max: int = QUERY_ROWS_MAX
     ) -> Rows:
-        """Run a read-only query of at most ``QUERY_S_MAX`` seconds. ``{name:Type}`` in the SQL are parameters."""
+        """Run a read-only query of at most ``QUERY_S_MAX`` seconds. ``{name:Type}`` in the SQL are parameters.
+
+        Raises StoreUnavailable after ``QUERY_WAIT_S_MAX``, also while other queries come first.
+        """
         assert 0 < rows_max <= QUERY_ROWS_MAX
 
         def ask(client: Client) -> Rows:
@@ -136,7 +143,18 @@ class Store:
             types = tuple(kind.name for kind in result.column_types)
             return Rows(tuple(result.column_names), types, rows, len(result.result_rows) > rows_max)
 
-        return await self._reader.run(ask)
+        try:
+            async with asyncio.timeout(QUERY_WAIT_S_MAX):
+                return await self._reader.run(ask)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"ClickHouse at {self.shown} has not answered for {QUERY_WAIT_S_MAX:g} s; it hangs, or other queries "
+                "of this process come first"
+            ) from None
+
+    async def missing_tables(self) -> list[str]:
+        """Return the tables and views of the schema that the database lacks."""
+        return await self._reader.run(missing_tables)
 
     async def command(self, sql: str) -> None:
         """Run a statement of this package, never one from outside."""

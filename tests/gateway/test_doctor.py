@@ -574,6 +574,11 @@ async def test_clickhouse_tells_its_version_and_its_schemas(front: ClickHouseFro
     )
     assert one(report, "ClickHouse at ").found.startswith("version ")
 
+    await store.command("DROP TABLE bills_feed")
+    report = Report(lambda finding: None)
+    await check_clickhouse(report, TelemetrySettings(clickhouse=front.url))
+    assert one(report, "a whole schema").found == "bills_feed is not there"
+
     await store.command("INSERT INTO migrations (version, name, checksum) VALUES (1000, 'later', 'x')")
     await store.close()
     report = Report(lambda finding: None)

@@ -23,6 +23,7 @@ from telemetry.consume.rows import Batch, build_batch, columns
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store import connection
 from telemetry.store import migrations as migrations_module
+from telemetry.store import store as store_module
 from telemetry.store.errors import SchemaTooNew, StoreRefused, StoreUnavailable
 from telemetry.store.migrations import Migration, migrations
 from telemetry.store.store import Store
@@ -364,6 +365,38 @@ async def test_a_server_that_is_away(front: ClickHouseFront) -> None:
     front.start()
     await insert(store, found, "x")
     await check(store, sums)
+    await store.close()
+
+
+async def test_queries_of_a_server_that_hangs_end_before_their_callers_give_up(
+    front: ClickHouseFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that wait for others: one connection serves all."""
+    monkeypatch.setattr(connection, "QUERY_ANSWER_S_MAX", 1.0)
+    monkeypatch.setattr(store_module, "QUERY_WAIT_S_MAX", 1.5)
+    store = make_store(front.url)
+    await store.open()
+    await store.query("SELECT 1")
+    front.freeze()
+    try:
+        asked = [store.query("SELECT 1") for _ in range(3)]
+        async with asyncio.timeout(20):
+            told = [str(error) for error in await asyncio.gather(*asked, return_exceptions=True)]
+    finally:
+        front.thaw()
+    assert told[0] == f"ClickHouse at {store.shown} does not answer: timed out"
+    assert all("has not answered for 1.5 s" in one for one in told[1:]), told
+    await eventually(lambda: store.query("SELECT 1"), "it to answer")
+    await store.close()
+
+
+@pytest.mark.parametrize("dropped", ["fleet", "bills_feed"])
+async def test_a_schema_without_one_of_its_tables_is_named(front: ClickHouseFront, dropped: str) -> None:
+    store = make_store(front.url)
+    await store.open()
+    await store.command(f"DROP TABLE {dropped}")
+    with pytest.raises(StoreRefused, match=f"lacks {dropped} of this schema"):
+        await store.open()
     await store.close()
 
 

@@ -34,12 +34,13 @@ async def check_clickhouse(report: Report, settings: TelemetrySettings) -> None:
         rows = await store.query("SELECT version()")
         report.ok(f"ClickHouse at {store.shown} answers", f"version {rows.rows[0][0]}")
         applied = (await store.query("SELECT max(version) FROM migrations")).rows[0][0]
+        missing = await store.missing_tables()
     except (StoreUnavailable, StoreRefused) as error:
         _report_refusal(report, store.shown, str(error))
         return
     finally:
         await store.close()
-    _check_schema(report, int(applied), len(migrations()))
+    _check_schema(report, int(applied), len(migrations()), missing)
 
 
 def _report_refusal(report: Report, where: str, error: str) -> None:
@@ -52,9 +53,15 @@ def _report_refusal(report: Report, where: str, error: str) -> None:
         report.missing(f"ClickHouse at {where}", f"{error}; start it, or correct STREAM_GW_CLICKHOUSE")
 
 
-def _check_schema(report: Report, applied: int, known: int) -> None:
+def _check_schema(report: Report, applied: int, known: int, missing: list[str]) -> None:
     found = f"version {applied}, this release has {known}"
-    if applied == known:
+    if applied == known and missing:
+        report.missing(
+            "a whole schema in ClickHouse",
+            "bring back what was dropped or renamed; without it bills or traces are lost",
+            found=f"{', '.join(missing)} is not there",
+        )
+    elif applied == known:
         report.ok("ClickHouse's schema", f"version {applied}")
     elif applied < known:
         report.missing("ClickHouse's schema", "start stream-gw telemetry, which migrates it", found=found, needed=False)
