@@ -3,6 +3,7 @@
 import { deferred, unawaited } from "./deferred.js";
 import { GatewayError, closedError } from "./errors.js";
 import { LIMITS } from "./limits.js";
+import { ItemQueue } from "./queue.js";
 import { backoffMs, isWaitedOut } from "./random.js";
 import { BEGINNING, TERMINAL, copied, epochNumber, parseCursor, texts } from "./wire.js";
 
@@ -27,9 +28,7 @@ export class Stream {
     this._mode = mode;
     this._tail = parseCursor(after); // of the last frame accepted, ahead of `cursor` by the queue
     this._epoch = this._tail.n;
-    this._boundaries = [this._tail]; // positions that the reader has had, for a reset to go back to
-    this._queue = [];
-    this._queueChars = 0;
+    this._queue = new ItemQueue(this._tail, gateway._queueItems, gateway._queueChars);
     this._inputSeq = 0; // the last input whose result was told
     this._waiter = null;
     this._ended = false;
@@ -67,14 +66,9 @@ export class Stream {
       this._waiter = deferred();
       await this._waiter.promise;
     }
-    const { item, chars, at } = this._queue.shift();
-    this._queueChars -= chars;
+    const item = this._queue.shift();
     this.cursor = item.cursor;
-    if (at.s > this._boundaries.at(-1).s) {
-      this._boundaries.push(at);
-      if (this._boundaries.length > LIMITS.boundaries) this._boundaries.splice(1, 1); // the start stays
-    }
-    if (this._paused && this._drained()) {
+    if (this._paused && this._queue.isDrained) {
       this._paused = false;
       this._attachSoon(0);
     }
@@ -117,7 +111,7 @@ export class Stream {
   /** Stops reading. The generation goes on for as long as its `on_disconnect` says. */
   close() {
     if (this._ended) return;
-    this._queue.length = 0;
+    this._queue.clear();
     if (!this._stop) {
       this._finish("detached");
       return;
@@ -135,13 +129,13 @@ export class Stream {
       if (this._ended) return;
       const reason = signal.reason ?? new DOMException("The stream was aborted.", "AbortError");
       if (abort === "detach") {
-        this._queue.length = 0;
+        this._queue.clear();
         this._finish("detached", { error: reason });
         return;
       }
       // Reading ends at once; `done` waits for the gateway's answer, or for the error that prevented it.
       const acked = this.cancel();
-      this._queue.length = 0;
+      this._queue.clear();
       this._error(reason);
       acked.then(
         (ack) => this._finish(ack.status ?? "cancelled"),
@@ -170,14 +164,9 @@ export class Stream {
     return `${this._tail.n}-${this._tail.s}`;
   }
 
-  _drained() {
-    return this._queue.length <= this._gateway._queueItems / 4 && this._queueChars <= this._gateway._queueChars / 4;
-  }
-
   _push(item, chars) {
     if (this._muted) return;
-    this._queue.push({ item, chars, at: this._tail });
-    this._queueChars += chars;
+    this._queue.push(item, chars, this._tail);
     this._wakeReader();
   }
 
@@ -239,8 +228,7 @@ export class Stream {
   }
 
   _receive(message, chars) {
-    const isFull = this._queue.length >= this._gateway._queueItems || this._queueChars >= this._gateway._queueChars;
-    if (isFull && (message.t === "d" || message.t === "gap")) {
+    if (this._queue.isFull && (message.t === "d" || message.t === "gap")) {
       this._paused = true; // the log is the queue: come back with the cursor once the reader has caught up
       this._detach(true); // not before: the result of an input follows its frame, and is not repeated
       return undefined;
@@ -343,16 +331,11 @@ export class Stream {
   _receiveReset({ epoch, to }) {
     this._epoch = epochNumber(epoch);
     if (to >= this._tail.s) return;
-    while (this._queue.length > 0 && this._queue.at(-1).at.s > to) this._queueChars -= this._queue.pop().chars;
-    const here = { n: this._epoch, s: to };
-    // The reader must be told of void items it has read; an item that joined several frames is void as a whole.
-    const kept = this._queue.at(-1)?.at ?? this._boundaries.findLast(({ s }) => s <= to) ?? here;
-    const told = this._boundaries.at(-1).s > to;
-    this._tail = kept.s === to ? here : kept; // frames up to `to` are in the log under the epoch that made them
-    if (told) this._boundaries = [...this._boundaries.filter(({ s }) => s < kept.s), this._tail];
-    this._inputSeq = Math.min(this._inputSeq, kept.s);
-    if (told) this._push({ type: "reset", cursor: this._tailCursor(), seq: kept.s, to: kept.s }, 0);
-    if (kept.s !== to) this._attachSoon(0);
+    const { tail, wasRead } = this._queue.rewind({ n: this._epoch, s: to });
+    this._tail = tail;
+    this._inputSeq = Math.min(this._inputSeq, tail.s);
+    if (wasRead) this._push({ type: "reset", cursor: this._tailCursor(), seq: tail.s, to: tail.s }, 0);
+    if (tail.s !== to) this._attachSoon(0);
   }
 
   _receiveError(message) {
