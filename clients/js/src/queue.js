@@ -44,7 +44,7 @@ export class ItemQueue {
     this._chars = 0;
   }
 
-  /** Removes all above position `to`. Returns the last position that stays, and whether the reader has had later ones. */
+  /** Removes what is above `to`. Returns the last position that stays, and whether the reader has had a later one. */
   rewind(to) {
     while (this._items.length > 0 && this._items.at(-1).at.s > to.s) this._chars -= this._items.pop().chars;
     // The reader must be told of void items it has read; an item that joined several frames is void as a whole.
