@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 HERE = Path(__file__).parent
 BIN = HERE / "bin"
-STOP_S = 10.0
+_START_S = STOP_S = 10.0
 
 
 def build() -> None:
@@ -44,15 +44,15 @@ def free_port() -> int:
         return port
 
 
-def wait_port(port: int, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_port(port: int) -> None:
+    deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
             time.sleep(0.02)
-    raise RuntimeError(f"nothing listens on port {port} after {timeout_s:g} s")
+    raise RuntimeError(f"nothing listens on port {port} after {_START_S:g} s")
 
 
 # --- cores ---------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class _Setup:
 
 
 def policy(warm_share: float = 0.0, *, batch_yields: bool = True) -> ScalePolicy:
-    """Our settings, the same in every row and on every trace. ``docs/scaling-bench.md`` says how ``low_s`` was chosen."""
+    """Our settings, the same on every trace. ``docs/scaling-bench.md`` says how ``low_s`` was chosen."""
     return ScalePolicy(
         replicas_max=MOST,
         cold_start_s=COLD_START_S,

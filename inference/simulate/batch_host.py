@@ -55,12 +55,12 @@ class BatchHost(Elastic):
         for gateway, same in zip(self.gateways, home.gateways, strict=True):
             gateway.typical = same.typical
         for reclaim in plan.reclaims:
-            self._schedule(reclaim.at_s, partial(self._reclaim, reclaim.back_s))
+            self._clock.schedule(reclaim.at_s, partial(self._reclaim, reclaim.back_s))
         home.batch_host = self
 
     def _reclaim(self, back_s: float | None) -> None:
         if self._kill_busiest() is not None and back_s is not None:
-            self._schedule(back_s, partial(self.request_replicas, 1))
+            self._clock.schedule(back_s, partial(self.request_replicas, 1))
 
     def _recover(self, life: RequestLife, others: Sequence[ReplicaId], instead: ReplicaId) -> bool:
         """Continue a stream of a reclaimed replica at another one, if one has a free slot, or in the home pool."""

@@ -150,7 +150,7 @@ class Elastic(World):
 
         Its process starts again and takes requests a cold start later. Its streams continue elsewhere.
         """
-        self._schedule(at_s, self._kill_and_restart)
+        self._clock.schedule(at_s, self._kill_and_restart)
 
     def gpu_s(self) -> float:
         """Sum of all replicas' seconds, each from the request for the replica until it left."""
@@ -180,7 +180,7 @@ class Elastic(World):
         replica.dead, replica.gone_s = True, self.now_s
         # Gateways place requests there until its lease ends
         seen_dead_s = self.pool.replicas[name].expires_ms / 1000 + SEEN_DEAD_S + REAP_EVERY_S
-        self._schedule(seen_dead_s, partial(self._fail_over, index))
+        self._clock.schedule(seen_dead_s, partial(self._fail_over, index))
         return replica
 
     def _keep_output(self, life: RequestLife, tokens: int) -> None:
@@ -243,7 +243,7 @@ class Elastic(World):
         return life.went_home
 
     def run(self) -> Run:
-        self._schedule(0.0, self._run_scaler)
+        self._clock.schedule(0.0, self._run_scaler)
         return super().run()
 
     def _run_scaler(self) -> None:
@@ -253,7 +253,7 @@ class Elastic(World):
         takes = sum(self.is_up(i) and self.replicas[i].takes for i in there)
         self.counts.append((self.now_s, takes, sum(replica.gone_s < 0 for replica in self.replicas)))
         self.samples.append(self._sample())
-        self._schedule(self.now_s + LOOK_EVERY_S, self._run_scaler)
+        self._clock.schedule(self.now_s + LOOK_EVERY_S, self._run_scaler)
 
     def _sample(self) -> Sample:
         ready = resting = warm = coming = running = 0
@@ -278,13 +278,13 @@ class Elastic(World):
         index = self.add_replica()
         self.replicas.append(Replica(self.now_s, up_s))
         if up_s > self.now_s:
-            self._schedule(up_s, partial(self._join_pool, index))
+            self._clock.schedule(up_s, partial(self._join_pool, index))
 
     def _join_pool(self, index: int) -> None:
         """Begin the replica's reports to its pool, unless it has left meanwhile."""
         if self.replicas[index].gone_s < 0:
             self._report(index, [], renews=True)
-            self._schedule(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
+            self._clock.schedule(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
 
     def _overload_terms(self, tier: int, candidates: int) -> OverloadTerms:
         marks = self.marks
@@ -345,7 +345,7 @@ class Elastic(World):
             life = self._by_stream[stream]
             self._keep_output(life, agent.cut(stream, self.now_s))
             life.yields += 1
-            self._schedule(self.now_s + CUT_S, partial(self._requeue, index, stream))
+            self._clock.schedule(self.now_s + CUT_S, partial(self._requeue, index, stream))
 
     def _requeue(self, index: int, stream: StreamId) -> None:
         """Put a stream that was cut back into the queue, as ``stream_fabric.recovery.failover`` does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
@@ -205,11 +205,11 @@ class World:
 
     def run(self) -> Run:
         for life in self._lives:
-            self._schedule(life.request.at_s, partial(self._arrive, life))
+            self._clock.schedule(life.request.at_s, partial(self._arrive, life))
         self.start()
         if self.batch_host is not None:
             self.batch_host.start()
-        self._schedule(1.0, self._expire_queued)
+        self._clock.schedule(1.0, self._expire_queued)
         while self._open:
             self._clock.advance()
         self.outcome.end_s = self.now_s
@@ -219,13 +219,9 @@ class World:
         """Begin the reports of the replicas, and the gateways' reads of them."""
         for index in range(len(self.agents)):
             self._report(index, [], renews=True)
-            self._schedule(LEASE_RENEW_S * (index + 1) / len(self.agents), partial(self._renew, index))
+            self._clock.schedule(LEASE_RENEW_S * (index + 1) / len(self.agents), partial(self._renew, index))
         for index in range(GATEWAYS):
-            self._schedule(HINTS_EVERY_S * (index + 0.5) / GATEWAYS, partial(self._refresh, index))
-
-    def _schedule(self, at_s: float, event: Callable[[], None]) -> None:
-        """Schedule an event on virtual time."""
-        self._clock.schedule(at_s, event)
+            self._clock.schedule(HINTS_EVERY_S * (index + 0.5) / GATEWAYS, partial(self._refresh, index))
 
     # --- gateways ------------------------------------------------------------------------------------------
 
@@ -301,13 +297,13 @@ class World:
 
     def _refresh(self, index: int) -> None:
         self.gateways[index].refresh(self.agents)
-        self._schedule(self.now_s + HINTS_EVERY_S, partial(self._refresh, index))
+        self._clock.schedule(self.now_s + HINTS_EVERY_S, partial(self._refresh, index))
 
     def _expire_queued(self) -> None:
         for stream in self.pool.queue.overdue(self.now_s * 1000):
             self.pool.remove_queued(stream)
             self._close_request(self._by_stream[stream], "expired")
-        self._schedule(self.now_s + 1.0, self._expire_queued)
+        self._clock.schedule(self.now_s + 1.0, self._expire_queued)
 
     def _close_request(self, life: RequestLife, fate: Fate) -> None:
         """End a request with this fate."""
@@ -320,10 +316,10 @@ class World:
         """Let every agent with requests in its inbox read them soon, and those that the pool calls report."""
         for index, name in enumerate(self._names):
             if name in self.pool.calls:
-                self._schedule(self.now_s + INBOX_S + REPORT_SOON_S, partial(self._report, index, []))
+                self._clock.schedule(self.now_s + INBOX_S + REPORT_SOON_S, partial(self._report, index, []))
             if self.pool.inboxes.get(name) and not self._rung[index]:
                 self._rung[index] = True
-                self._schedule(self.now_s + INBOX_S, partial(self._read_inbox, index))
+                self._clock.schedule(self.now_s + INBOX_S, partial(self._read_inbox, index))
         self.pool.calls.clear()
 
     def _read_inbox(self, index: int) -> None:
@@ -345,7 +341,7 @@ class World:
     def _renew(self, index: int) -> None:
         self.agents[index].renew()
         self._report(index, [], renews=True)
-        self._schedule(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
+        self._clock.schedule(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
 
     def _report(self, index: int, ended: Sequence[StreamId], *, renews: bool = False) -> None:
         """Send the report of one replica to its pool. ``renews``: with all running streams, as at a renewal."""
@@ -360,7 +356,7 @@ class World:
     # --- replicas ------------------------------------------------------------------------------------------
 
     def _schedule_wake(self, index: int, at_s: float) -> None:
-        self._schedule(at_s, partial(self._wake, index))
+        self._clock.schedule(at_s, partial(self._wake, index))
 
     def _wake(self, index: int) -> None:
         """End the engine's step, and record first tokens and ended requests."""

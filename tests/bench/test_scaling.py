@@ -30,8 +30,8 @@ COLD_S = 30.0
 SETTINGS = msgspec.structs.replace(scenes.SETTINGS, max_num_seqs=8)
 
 
-def traffic(seconds: float, per_s: float, seed: int = 0) -> tuple[Request, ...]:
-    rng, at_s, out = random.Random(seed), 0.0, []
+def traffic(seconds: float, per_s: float) -> tuple[Request, ...]:
+    rng, at_s, out = random.Random(0), 0.0, []
     while (at_s := at_s + rng.expovariate(per_s)) < seconds:
         out.append(Request(len(out), at_s, rng.randrange(50, 1500), rng.randrange(5, 150), (), str(len(out))))
     return tuple(out)

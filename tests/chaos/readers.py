@@ -177,14 +177,12 @@ class _Refused(Exception):
 
 
 @asynccontextmanager
-async def python_clients(
-    gates: Sequence[Gate], seeds: Sequence[int], tokens: int, on_each: int = 10
-) -> AsyncIterator[list[SocketReader]]:
-    """A stream for each seed over the Python client, ``on_each`` a socket, all beginning on the first gateway."""
+async def python_clients(gates: Sequence[Gate], seeds: Sequence[int], tokens: int) -> AsyncIterator[list[SocketReader]]:
+    """A stream for each seed over the Python client, ten a socket, all beginning on the first gateway."""
     async with AsyncExitStack() as stack:
         readers: list[SocketReader] = []
         loop = asyncio.get_running_loop()
-        for first in range(0, len(seeds), on_each):
+        for first in range(0, len(seeds), 10):
             connected_at: list[float] = []
 
             def on_state(state: State, error: GatewayError | None, at: list[float] = connected_at) -> None:
@@ -193,7 +191,7 @@ async def python_clients(
 
             client = StreamGateway([gate.url for gate in gates], token=gates[0].key, on_state=on_state)
             await stack.enter_async_context(client)
-            readers += [SocketReader(client, connected_at, seed, tokens) for seed in seeds[first : first + on_each]]
+            readers += [SocketReader(client, connected_at, seed, tokens) for seed in seeds[first : first + 10]]
         yield readers
 
 

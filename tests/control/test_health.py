@@ -59,9 +59,9 @@ FINE = [info("a", 100), info("b", 200), info("c", 150)]
 STUCK = info("s", 5000)
 
 
-def first_drained(state: HealthState, infos: Sequence[ReplicaInfo], looks: int = 20) -> tuple[int, Stuck] | None:
+def first_drained(state: HealthState, infos: Sequence[ReplicaInfo]) -> tuple[int, Stuck] | None:
     """Looked at each second: at which look, from 1, and what."""
-    for number in range(1, looks + 1):
+    for number in range(1, 21):
         for stuck in state.find_stuck({"p": infos}, float(number)):
             return number, stuck
     return None

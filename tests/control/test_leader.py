@@ -160,17 +160,17 @@ class Stage:
         return self.metrics[controller].registry.get_sample_value(metric, labels)
 
 
-async def reached(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    """Check a condition, plain or async, every 50 ms of virtual time until it gives something true."""
+async def reached(condition: Callable[[], Any], what: str) -> Any:
+    """Check a condition, plain or async, every 50 ms of virtual time, for 30 s, until it gives something true."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + 30.0
     while loop.time() < deadline:
         seen = condition()
         seen = await seen if asyncio.iscoroutine(seen) else seen
         if seen:
             return seen
         await asyncio.sleep(0.05)
-    raise AssertionError(f"waited {timeout_s:g} s for {what}")
+    raise AssertionError(f"waited 30 s for {what}")
 
 
 @asynccontextmanager

@@ -34,8 +34,8 @@ NOW_S = 100.0 * WEEK_S
 NAN, INF = float("nan"), float("inf")
 
 
-def a_route(mean: float, requests: float = 100, model: str = "m", tier: str = "standard") -> Route:
-    return Route(model, "openai.chat", tier, requests, Lengths(10, 20, 30, 15), Lengths(mean, mean, mean, mean))
+def a_route(mean: float, requests: float = 100) -> Route:
+    return Route("m", "openai.chat", "standard", requests, Lengths(10, 20, 30, 15), Lengths(mean, mean, mean, mean))
 
 
 # --- what cannot be -----------------------------------------------------------------------------------------

@@ -24,12 +24,12 @@ def client(one: Gate, short: str) -> Iterator[OpenAI]:
         yield made
 
 
-def turns(count: int, words: int = 40) -> list[dict[str, str]]:
-    """A conversation of ``count`` turns with about ``2 * words`` words each."""
+def turns(count: int) -> list[dict[str, str]]:
+    """A conversation of ``count`` turns with about 80 words each."""
     items = []
     for number in range(count):
-        items.append({"role": "user", "content": f"Question {number}: " + "what " * words})
-        items.append({"role": "assistant", "content": f"Answer {number}: " + "that " * words})
+        items.append({"role": "user", "content": f"Question {number}: " + "what " * 40})
+        items.append({"role": "assistant", "content": f"Answer {number}: " + "that " * 40})
     return items
 
 

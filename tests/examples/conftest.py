@@ -27,15 +27,13 @@ def platform() -> Iterator[Running]:
         yield started
 
 
-def run_example(
-    platform: Running, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, within_s: float = RUN_S
-) -> str:
+def run_example(platform: Running, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
     """Output of a program that finds the platform by the variables of examples/README.md, and succeeds."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
     urls = [gate.url for gate in platform.gates]
     own = {"BASE_URL": urls[0], "BASE_URLS": ",".join(urls), "API_KEY": platform.key, "MODEL": MODEL}
     done = subprocess.run(
-        command, cwd=cwd, env={**kept, **own, **(env or {})}, capture_output=True, text=True, timeout=within_s,
+        command, cwd=cwd, env={**kept, **own, **(env or {})}, capture_output=True, text=True, timeout=RUN_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

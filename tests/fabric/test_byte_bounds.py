@@ -44,9 +44,9 @@ def work_of(tenant: TenantId, size: int, stream: StreamId | None = None) -> Work
 class Bounded:
     """A pool of its own, with small bounds."""
 
-    def __init__(self, client: RedisClient, bytes_max: int = 100 * KIB, tenant_bytes_max: int = 40 * KIB) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self.client = client
-        self.pools = RedisPools(client, bytes_max=bytes_max, tenant_bytes_max=tenant_bytes_max)
+        self.pools = RedisPools(client, bytes_max=100 * KIB, tenant_bytes_max=40 * KIB)
         self.name = f"bytes-{os.urandom(4).hex()}"
 
     def info(self, room: int) -> ReplicaInfo:

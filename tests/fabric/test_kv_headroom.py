@@ -21,8 +21,8 @@ REPORT_S = 0.25
 class Served:
     """Tokens per second, preemptions, and the longest pause between two tokens of a stream, in seconds."""
 
-    def __init__(self, prompt: int, output: int, kv_tokens: int, *, tells_kv: bool, requests: int = 600) -> None:
-        rng = random.Random(1)
+    def __init__(self, prompt: int, output: int, kv_tokens: int, *, tells_kv: bool) -> None:
+        rng, requests = random.Random(1), 600
         settings = SimSettings(batch_slope_us=200, max_num_seqs=SLOTS, num_blocks=kv_tokens // 16, ttft_ms=0)
         replica: Replica[StreamId] = Replica(settings)
         law = PoolState(queue_max=requests)

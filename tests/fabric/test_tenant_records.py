@@ -35,9 +35,9 @@ async def records(request: pytest.FixtureRequest) -> AsyncIterator[TenantRecords
     await client.close()
 
 
-async def read_all(records: TenantRecords, since: int = 0) -> tuple[int, dict[str, bytes]]:
-    """All changes after ``since``, by as many reads as they need."""
-    found: dict[str, bytes] = {}
+async def read_all(records: TenantRecords) -> tuple[int, dict[str, bytes]]:
+    """All changes, by as many reads as they need."""
+    since, found = 0, dict[str, bytes]()
     while True:
         newest, page = await records.changes(since)
         if not page:

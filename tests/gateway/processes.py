@@ -172,7 +172,7 @@ class Running:
         return {replica["replica"]: replica for pool in json.loads(done.stdout) for replica in pool["replicas"]}
 
     @contextlib.contextmanager
-    def silent(self, within_s: float = 2.5) -> Iterator[None]:
+    def silent(self) -> Iterator[None]:
         """No replica makes a token meanwhile. Shorter than a lease lives."""
         started = time.monotonic()
         _signal_all(self.agents, signal.SIGSTOP)
@@ -180,7 +180,7 @@ class Running:
             yield
         finally:
             _signal_all(self.agents, signal.SIGCONT)
-        assert time.monotonic() - started < within_s, "the replicas' leases may have run out: the test proves nothing"
+        assert time.monotonic() - started < 2.5, "the replicas' leases may have run out: the test proves nothing"
 
 
 def _signal_all(pids: Sequence[int], number: int) -> None:

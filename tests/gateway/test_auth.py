@@ -243,9 +243,9 @@ def encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def unnamed_key_token(secret: bytes, expires_at: float = NOW + 60) -> str:
+def unnamed_key_token(secret: bytes) -> str:
     """A token of the release before key ids."""
-    body = encoded(msgspec.json.encode(["acme", ["read"], "u1", ["m1"], expires_at]))
+    body = encoded(msgspec.json.encode(["acme", ["read"], "u1", ["m1"], NOW + 60]))
     return f"cap_{body}.{encoded(hmac.digest(secret, body.encode(), 'sha256'))}"
 
 

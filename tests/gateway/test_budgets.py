@@ -79,10 +79,10 @@ def budgeted(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield Budgeted(gates, keys, platform.redis_url)
 
 
-async def used(gate: Gate, budget: str = "tenant_month", unit: str = "tokens") -> int:
-    """Use of a budget, running streams included, as the tenant sees it."""
+async def used(gate: Gate, unit: str = "tokens") -> int:
+    """Use of the budget of a month, running streams included, as the tenant sees it."""
     reply = await gate.ask("GET", "/v1/limits")
-    found: int = next(each for each in reply.json["budgets"] if each["budget"] == budget)[unit]["used"]
+    found: int = next(each for each in reply.json["budgets"] if each["budget"] == "tenant_month")[unit]["used"]
     return found
 
 

@@ -39,9 +39,9 @@ async def begun(gate: Gate, stream: str) -> None:
     await eventually(head, "the first frame")
 
 
-async def steered(one: Gate, two: Gate, tokens: int = 150, **more: Any) -> tuple[str, bytes]:
+async def steered(one: Gate, two: Gate, **more: Any) -> tuple[str, bytes]:
     """A stream with an input after its first tokens, and its body."""
-    async with one.create(chat(tokens, **more)) as exchange:
+    async with one.create(chat(150, **more)) as exchange:
         stream = exchange.headers["x-stream-id"]
         body = b"".join([await exchange.piece() for _ in range(8)])
         reply = await steer(two, stream, "k1")

@@ -53,11 +53,11 @@ def test_an_agent_of_a_release_before_tells_no_check_and_no_steering() -> None:
     assert msgspec.json.decode(newer, type=Timing) == TOLD
 
 
-def seen(*moments: tuple[int, int], broke: int = 0, first: int = 62_000) -> Steered:
+def seen(*moments: tuple[int, int], broke: int = 0) -> Steered:
     """Inputs whose notes came at the first moment of each pair, and whose answers began at the second."""
     steered = Steered()
     for note, began in moments:
-        steered.receive_note(APPLIED, note, early=note < first)
+        steered.receive_note(APPLIED, note, early=note < 62_000)
         if broke and note < broke <= began:
             steered.receive_break(broke)
         steered.receive_output(began)

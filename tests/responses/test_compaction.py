@@ -98,8 +98,8 @@ KEPT: list[Item] = [
 ]
 
 
-def window_item(gateway: Gateway, summary: str = "They met.", kept: list[Item] | None = None) -> Item:
-    window = window_of(KEPT if kept is None else kept, summary)
+def window_item(gateway: Gateway) -> Item:
+    window = window_of(KEPT, "They met.")
     return {"type": "compaction", "encrypted_content": gateway.store.seals.seal_window(ACME, window)}
 
 

@@ -33,11 +33,11 @@ def now_ms() -> float:
     return time.time() * 1000
 
 
-def new_work(rng: random.Random, attempt: int = 1) -> Work:
+def new_work(rng: random.Random) -> Work:
     stream = new_stream_id(next(_made), os.urandom(10))
     request = EngineRequest(stream, "chat", "m", msgspec.Raw(b"{}"))
     return Work(
-        request, "1.aa", TenantId(rng.choice("xyz")), b"", 2.0, rng.randrange(3), attempt=attempt,
+        request, "1.aa", TenantId(rng.choice("xyz")), b"", 2.0, rng.randrange(3),
         prompt_tokens=rng.choice([1, 3000]), output_tokens=200,
     )  # fmt: skip
 

@@ -28,8 +28,8 @@ class Heard:
 class SetClock:
     """A ``Clock`` that stands still until the test moves it."""
 
-    def __init__(self, at_us: int = 1_795_168_800_000_000) -> None:
-        self.at_us = at_us
+    def __init__(self) -> None:
+        self.at_us = 1_795_168_800_000_000
 
     offset_us = 0
 

@@ -56,8 +56,8 @@ OPEN = Secured()
 class Wire:
     """One blocking connection. Error replies raise ``hiredis.ReplyError``."""
 
-    def __init__(self, port: int, timeout_s: float = 5.0, secured: Secured = OPEN) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
+    def __init__(self, port: int, secured: Secured = OPEN) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 5.0)
         self._reader = hiredis.Reader()
         try:
             if secured.tls:
@@ -223,7 +223,7 @@ class RedisCluster(Started):
     def alive(self) -> list[RedisServer]:
         return [node for node in self.nodes if node.process is not None]
 
-    def wait_ok(self, timeout_s: float = 20.0) -> None:
+    def wait_ok(self) -> None:
         """Every live node sees all slots served, and every replica is in step."""
 
         def settled(node: RedisServer) -> bool:
@@ -237,7 +237,7 @@ class RedisCluster(Started):
                 and (b"role:master" in replication or b"master_link_status:up" in replication)
             )
 
-        wait_for(lambda: all(settled(node) for node in self.alive()), "cluster_state:ok", timeout_s, 0.02)
+        wait_for(lambda: all(settled(node) for node in self.alive()), "cluster_state:ok", 20.0, 0.02)
 
     def primary_of(self, slot: int) -> RedisServer:
         """The live node that says it serves the slot."""
@@ -270,12 +270,11 @@ class RedisCluster(Started):
         wait_for(taken, "a replica to take over", timeout_s, 0.02)
         return self.primary_of(slot)
 
-    def move_slot(self, slot: int, target: RedisServer | None = None) -> SlotMove:
+    def move_slot(self, slot: int) -> SlotMove:
         """Begin to move a slot; ``finish`` completes it, ``migrate`` moves some keys."""
         source = self.primary_of(slot)
-        if target is None:
-            primaries = {self.primary_of(s).port: self.primary_of(s) for s in range(0, SLOTS, SLOTS // 8)}
-            target = next(node for port, node in sorted(primaries.items()) if port != source.port)
+        primaries = {self.primary_of(s).port: self.primary_of(s) for s in range(0, SLOTS, SLOTS // 8)}
+        target = next(node for port, node in sorted(primaries.items()) if port != source.port)
         return SlotMove(self, slot, source, target)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Self
@@ -100,12 +100,10 @@ class ServerProcess(Started):
         """Start the process, or start it again with the same data; return when it answers."""
         raise NotImplementedError
 
-    def launch(
-        self, args: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.Popen[bytes]:
+    def launch(self, args: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
         """Start the program with its output appended to ``log``."""
         with self._log_file.open("ab") as log:
-            self.process = spawn(args, stdout=log, stderr=log, env=env, **options)
+            self.process = spawn(args, stdout=log, stderr=log, **options)
         return self.process
 
     @property

@@ -44,10 +44,10 @@ async def opened(clickhouse_url: str) -> AsyncIterator[Store]:
         yield store
 
 
-def a_block(count: int = 400, seed: int = 1) -> tuple[Batch, Sums]:
+def a_block(count: int = 400) -> tuple[Batch, Sums]:
     sums = Sums()
     records = []
-    for offset, event in enumerate(events(count, seed)):
+    for offset, event in enumerate(events(count, 1)):
         sums.count(event)
         records.append(PlainRecord(offset, event.at_us // 1000, None, encode_event(event)))
     found = build_batch(PART, records)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.stream.frames import Delta, TerminalStatus
+from stream_fabric.stream.frames import Delta
 from tests.chaos.fleet import LogReader
 from tests.gateway.wire import DONE, HEARTBEAT, Exchange
 from tests.vllm.real import MODEL, Answer, Direct, chat, endless, folded, tokens_of
@@ -197,11 +197,11 @@ def alike(one: Answer, other: Answer) -> bool:
     return named[0] == named[1] and numbers[0] == pytest.approx(numbers[1], abs=0.02)
 
 
-async def must_be_told(told: Told, code: str, log: LogReader, status: TerminalStatus = "failed") -> None:
+async def must_be_told(told: Told, code: str, log: LogReader) -> None:
     """It ended with an error that may be tried again, and once."""
     errors = [chunk["error"] for chunk in told.chunks if "error" in chunk]
     assert [(error["code"], error["retriable"]) for error in errors] == [(code, True)]
-    assert (await log.terminal(told.stream)).status == status
+    assert (await log.terminal(told.stream)).status == "failed"
 
 
 async def until(exchange: Exchange, what: bytes, times: int) -> bytes:

@@ -142,9 +142,9 @@ async def begun(tmp_path: Path) -> None:
     await eventually(lambda: fake.calls(tmp_path), "vLLM to be started", 40)
 
 
-async def streaming(engine: VllmEngine, number: int = 1) -> Recorder:
+async def streaming(engine: VllmEngine) -> Recorder:
     sink = Recorder()
-    engine.submit(completion(number, max_tokens=10_000), sink)
+    engine.submit(completion(1, max_tokens=10_000), sink)
     await eventually(lambda: sink.tokens() >= 2)
     return sink
 

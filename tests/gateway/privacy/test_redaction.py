@@ -90,15 +90,15 @@ class OneText:
 
 
 class Rig:
-    def __init__(self, redactor: Redactor | None, text: str = f"write to {EMAIL}", bytes_max: int = 1000) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, redactor: Redactor | None) -> None:
+        self.bytes_max = 1000
         self.redacts = True
         self.heard = Heard()
         self.tasks: list[asyncio.Task[None]] = []
         self.contents = Contents(
             self.heard,
             lambda tenant: self.bytes_max,
-            OneText(text),
+            OneText(f"write to {EMAIL}"),
             self._spawn,
             1,
             lambda tenant: self.redacts,
