@@ -14,7 +14,7 @@ from tests.telemetry.fleet import START_US, Fleet, fleet
 
 WINDOW = {"since": "2026-11-20T10:00:00Z", "until": "2026-11-20T11:00:00Z"}
 NOW_US = START_US + HOUR_US
-TOP = "6"
+TOP = "3"
 
 QUESTIONS: Sequence[tuple[str, str, dict[str, str]]] = (
     ("On what do requests spend their time?", "where_time_goes", {}),
@@ -50,13 +50,14 @@ fleet's events of that time. `stream-gw telemetry` writes them to ClickHouse, an
 output is from an invented hour with known faults (`tests/telemetry/fleet.py`). A test asks the engine the same
 questions and checks the answers. Made by `python -m tests.telemetry.cookbook`.
 
-Set the source first: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw telemetry` with its
-`STREAM_GW_TELEMETRY_TOKEN`, or `STREAM_GW_CLICKHOUSE` for a ClickHouse server. Each command takes `--json`. Any gateway
-answers too, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`, `/diff?a=…&b=…`, `/pool?pool=…`,
-`/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same parameters. `format=text` returns the
-texts of this page. `format=object` returns the JSON as `data`, and a `note` that says where `/pool` was cut off. In a
-browser, the page `/ops` of a gateway draws and lists requests of a range, by tenant, model and status, and explains
-each of them ([runbook](runbook.md#the-operations-page)).
+- **On the command line** set the source first: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw telemetry` with
+  its `STREAM_GW_TELEMETRY_TOKEN`, or `STREAM_GW_CLICKHOUSE` for a ClickHouse server. Each command takes `--json`.
+- **Over HTTP** any gateway answers, with a key of scope `admin` and the same parameters: `GET /v1/admin/traces`, and
+  below it `/slow`, `/diff?a=…&b=…`, `/pool?pool=…`, `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`.
+  `format=text` returns the texts of this page. `format=object` returns the JSON as `data`, and a `note` that says where
+  `/pool` was cut off.
+- **In a browser** the page `/ops` of a gateway lists the requests of a range and explains each of them
+  ([runbook](runbook.md#the-operations-page)).
 
 A time is an age (`15m`, `2h`, `3d`), `now`, or `2026-11-20T10:00:00Z`. Successful requests may be sampled
 (`STREAM_GW_TRACE_ONE_IN`); each row then counts for as many requests as it represents. Errors, cancellations and
@@ -69,13 +70,16 @@ By the id of the stream, request, trace or completion:
 """
 
 _CAUSES = """
-Rules name the likely cause (`telemetry/ask/why/causes.py`). Each rule computes how much of the client's time its cause
-explains. A cause above the p95 of the cohort comes before one that is common in the cohort, and then the cause that
-explains more time. A second cause is named if it explains at least half as much. The causes are: refused, killed
-replica, handed over, failed, slow client, resume gap, yielded, full queue, repaired reply, schema check, answer
-moderation, steered, token stall, overloaded engine, cold prefix, slow prefill, long answer, admission slow, gateway
-slow, fabric slow, unaccounted; otherwise *nothing is unusual*. The cohort is the finished requests of the same model,
-prompt size and hour. With fewer than 30 it is those of a day, then of any prompt size, then of a week.
+Rules name the likely cause (`telemetry/ask/why/causes.py`). Each computes how much of the client's time its cause
+explains; the cause that explains most is named. One above the p95 of similar requests comes before all that are common
+among them. A second cause is named if it explains at least half as much.
+
+The causes are: refused, killed replica, handed over, failed, slow client, resume gap, yielded, full queue, repaired
+reply, schema check, answer moderation, steered, token stall, overloaded engine, cold prefix, slow prefill, long answer,
+admission slow, gateway slow, fabric slow, unaccounted. If no rule applies, *nothing is unusual*.
+
+Similar requests are the finished ones of the same model, prompt size and hour. With fewer than 30 they are those of a
+day, then of any prompt size, then of a week.
 
 The time line is the client's: all readers in order, the time between them, and time that belongs to no phase. It adds
 up to the wall time exactly. Missing events (a dead gateway, a success that was not sampled) are marked with `!`.
@@ -85,9 +89,9 @@ hundred (the same streams on each agent). `show` and `why` then print the longes
 
 ### A steered answer
 
-A client that sends inputs to a running answer cuts it. Per input, `why` prints how long it waited for its replica, and
-the time from there to the first token of the next answer: abort, prefill of the longer prompt and first step. The phase
-`steering` has the second part of all inputs. `prefill` and `decode` are without it.
+A client that sends inputs to a running answer cuts it. For each input, `why` prints how long it waited for its replica,
+and the time from there to the first token of the next answer. That second part of all inputs is the phase `steering`:
+abort, prefill of the longer prompt and first step. `prefill` and `decode` are without it.
 
 %s
 ## What changed?
@@ -99,23 +103,27 @@ Two cohorts, each given by `since`, `until`, `model`, `pool`, `replica`, `tenant
 _POOL = """
 ## What happened to a pool?
 
-The fleet events of a time window (leases and their states, drains and who requested them, circuit breakers, rejected
-requests, dead replicas), and each minute in which requests were affected:
+The fleet events of a time window, and each minute in which requests were affected:
 
 """
 
 _FLEET_EVENTS = """
 | event | reported by | when | figures |
 | --- | --- | --- | --- |
-| `lease` | the agent | its first lease, another state, or that it has left (gone) | its load |
+| `lease` | the agent | it has its first lease, changes its state, or leaves (gone) | its load |
 | `drain` | the health check; the agent for an operator's drain | a replica is asked to leave | those of the check |
 | `breaker` | the agent | it opens, allows a trial request (half_open), or closes | failures in a row |
 | `shed` | a gateway | each 10 s in which it rejected requests; `state`: gateway, rate, pool, queue | how many |
 | `dead` | the process that recovers it | a lease expired | its streams |
+| `scale` | the leading controller | the wanted number of replicas changes | those of the decision |
+| `promote` | the same | a warm replica is told to take requests | |
+| `rollout` | the same | a pool begins to run several revisions, or runs one again | |
+| `shed_begin`, `shift_begin`, `yield_begin`, `…_end` | the same | [overload](scaling.md#events-and-metrics) | |
+| `budget_warning`, `budget_exceeded`, `velocity_trip` | a gateway, an agent | a budget is used to 80 %, or up | |
 
 `asked_by` is operator, health, controller (the planner), SIGTERM or standby; empty: nobody requested it. A process
-reports at most 120 such events a minute; the next one says how many were left out (`untold`). Nothing is reported of a
-replica before its first lease, and a state that lasts less than a renewal (a second) may be missing.
+reports at most 120 fleet events a minute; the next one says how many were left out (`untold`). Nothing is reported of a
+replica before its first lease. A state that lasts less than a second may be missing.
 
 ## Your own SQL
 
@@ -126,8 +134,8 @@ stream-gw traces sql "SELECT model, count() FROM requests WHERE ended = 'failed'
 One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `bills`,
 `cost_hour`, `lengths_hour`, `speeds_hour` and `replicas_latest`; `telemetry/store/schema/` says what they hold. At most
 10,000 rows (`--rows`) and 30 seconds. Only listed functions may be called, nothing can be written, and no file,
-address, setting or system table can be reached; a server is best asked as a user of its own who may read these tables
-only.
+address, setting or system table can be reached. Still, ask a server as a user who may read these tables alone
+(`STREAM_GW_CLICKHOUSE_READER`).
 
 ## Does the bill agree?
 
@@ -143,13 +151,17 @@ Whole hours are counted: the start is rounded down, the end up. Without a verb, 
 and model. `show` sums up requests, tokens, price, GPU cost and margin in groups; tenants ask `GET /v1/usage`
 ([protocol.md](protocol.md)).
 
-`reconcile` compares three accounts of the same tokens: settled in Redis (in the step that ends a stream), streamed by
-gateways (readers who together saw a stream from its first frame to its last), made and billed by engines. It lists
-every stream and every hour that disagrees with the likely reason, and ends with 0 when all agree, 3 when not, 1 when it
-could not look. A bill told in the first ten seconds of an hour may be of a stream that ended before; that is no
-disagreement. `--no-redis` leaves the first account out.
+`reconcile` compares three accounts of the same tokens:
 
-## Twenty questions
+- settled in Redis, in the step that ends a stream (`--no-redis` leaves it out);
+- streamed by gateways, to readers who together saw a stream from its first frame to its last;
+- made and billed by engines.
+
+It lists every stream and every hour that disagrees, with the likely reason. The exit code is 0 when all agree, 3 when
+not, 1 when it could not look. A bill of the first ten seconds of an hour may be of a stream that ended before; that is
+no disagreement.
+
+## Saved questions
 
 Each is a saved query of `telemetry/ask/saved.sql`; `stream-gw traces queries` lists them all.
 """
