@@ -1,6 +1,6 @@
 """Draws what a change gave: figures of ``bench.tokens`` before and after, as one SVG.
 
-    python -m bench.plot --before FILE ... --after FILE ... --out FILE [--rows]
+    python -m bench.plot --before FILE ... --after FILE ... --out docs/performance.svg [--rows]
 
 Each FILE is the ``--json`` of one run; let the runs before and after take turns. A bar is the median, its line the
 range. ``--rows`` prints the same figures as a table.
