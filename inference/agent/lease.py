@@ -167,10 +167,7 @@ class Lease:
         if report.yield_to is not None:
             self._status.request_yield(report.yield_to)
         if report.desired and self._status.request(report.desired, report.asked_by):
-            self._tasks.create_task(self._renew_with_new_state())
-
-    async def _renew_with_new_state(self) -> None:
-        await self.try_renew()  # placement has to know the new state at once
+            self._tasks.create_task(self.try_renew())  # placement has to know the new state at once
 
     def info(self) -> ReplicaInfo:
         """Return the record of this replica that the next report sends to the pool."""
