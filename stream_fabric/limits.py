@@ -135,6 +135,7 @@ TENANT_KEYS_MAX: Final = 1000  # keys of one tenant that are not revoked, all in
 TENANT_LIST_MAX: Final = 1000  # rows of one page of the admin API; more need another page
 LIMITS_WAIT_S_MAX: Final = 1.0  # wait for a tenant's account where limits may fail open; over: admitted without limits
 TENANTS_READ_EVERY_S: Final = 1.0  # interval at which gateways read changes of tenants; a revoked key ends so soon
+TENANTS_ASKED_EVERY_S: Final = 0.1  # the same while callers come with unknown keys: a new key is known so soon
 TENANTS_PUBLISH_EVERY_S: Final = 5.0  # interval at which gateways compare what is published with the database
 
 # Links to one stream.

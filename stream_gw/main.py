@@ -171,6 +171,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     feed = TenantFeed(RedisTenants(client), process.keys, on_skip) if process.keys.published else None
     if feed is not None:
         await feed.read()
+        process.authenticator.catch_up = feed.catch_up
     accounts = RedisAccounts(client)
     settlements, clock = Settlements(accounts, random), FabricClock(client, process.host, random)
     log = RedisStreamLog(client, process.partitions, on_ended=settlements.add)

@@ -1,7 +1,7 @@
 """Authentication: API keys, capability tokens minted from them, and the cookie that carries one for ``EventSource``."""
 
 from stream_fabric.accounts.records import Scope
-from stream_gw.auth.authenticator import TOKEN_S_MAX, Authenticator, TokenRequest, bearer
+from stream_gw.auth.authenticator import TOKEN_S_MAX, Authenticator, TokenRequest, UnknownKey, bearer
 from stream_gw.auth.cookie import COOKIE, cookie_cleared, cookie_of, cookie_set
 from stream_gw.auth.feed import Revoked, TenantFeed
 from stream_gw.auth.keys import KeyStore, dev_record, key_digest, new_key
@@ -21,6 +21,7 @@ __all__ = [
     "Scope",
     "TenantFeed",
     "TokenRequest",
+    "UnknownKey",
     "bearer",
     "check_region",
     "cookie_cleared",

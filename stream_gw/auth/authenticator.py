@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -11,7 +11,7 @@ from stream_fabric.accounts.records import Scope
 from stream_fabric.errors import BadRequest, Forbidden, KeyRevoked, StreamGwError, Unauthenticated, UserSuspended
 from stream_fabric.limits import USER_CHARS_MAX
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, is_stream_id
-from stream_gw.auth.keys import KeyStore
+from stream_gw.auth.keys import KEY_PREFIX, KeyStore
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 from stream_gw.auth.tokens import PREFIX, Claims, TokenSigner
 
@@ -35,12 +35,22 @@ class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds that the token is valid. Checked in ``mint`` as ``user`` is, with an error that names the field."""
 
 
+class UnknownKey(Unauthenticated):
+    """A key of the database that this gateway does not know. It may have been made a moment ago."""
+
+
+async def _nothing_newer() -> bool:
+    return False
+
+
 class Authenticator:
     """API keys and capability tokens of one fleet."""
 
     def __init__(self, keys: KeyStore, tokens: TokenSigner) -> None:
         self.keys = keys
         self._tokens = tokens
+        self.catch_up: Callable[[], Awaitable[bool]] = _nothing_newer
+        """Reads the keys that were published meanwhile; False: nothing was read."""
 
     def authenticate(self, credential: str | None, now: float) -> Principal:
         """Return the owner of an API key or capability token. ``now``: unix seconds.
@@ -57,7 +67,8 @@ class Authenticator:
             else self.keys.find(credential, now)
         )
         if principal is None:
-            raise Unauthenticated("the credential is unknown or revoked")
+            unknown = UnknownKey if credential.startswith(KEY_PREFIX) else Unauthenticated
+            raise unknown("the credential is unknown or revoked")
         self.check_user(principal.tenant, principal.user)
         return principal
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import msgspec
 from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.accounts.records import Record, decode_record
 from stream_fabric.errors import FabricError
-from stream_fabric.limits import TENANTS_READ_EVERY_S
+from stream_fabric.limits import TENANTS_ASKED_EVERY_S, TENANTS_READ_EVERY_S
 from stream_fabric.stream.ids import TenantId
 from stream_gw.auth.keys import KeyStore
 
@@ -29,7 +30,7 @@ class Revoked(NamedTuple):
 
 
 class TenantFeed:
-    """Reads changes of the published records every second. The last ones serve while none can be read."""
+    """Reads changes of the published records every second, and when asked. The last serve while none can be read."""
 
     def __init__(
         self, records: TenantRecords, keys: KeyStore, on_skip: Callable[[str], None] = lambda kind: None
@@ -42,6 +43,9 @@ class TenantFeed:
         self._revoked: list[Revoked] = []
         """Found by a read that has not come to its end."""
         self._unread = False
+        self._is_asked = asyncio.Event()
+        self._next_read: asyncio.Future[bool] | None = None
+        """Result of the next read, for those who wait for it; None: nobody does."""
 
     async def read(self) -> list[Revoked]:
         """Apply everything published since the last read; return what it revokes.
@@ -86,17 +90,39 @@ class TenantFeed:
             return []
         return [Revoked(tenant, frozenset(), self._keys.plan(tenant).finish_revoked, user)]
 
+    async def catch_up(self) -> bool:
+        """Wait for the next read, which has all that was published before this call. False: it failed or took long."""
+        if self._next_read is None:
+            self._next_read = asyncio.get_running_loop().create_future()
+            self._is_asked.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TENANTS_READ_EVERY_S):
+                return await asyncio.shield(self._next_read)
+        return False
+
     async def run(self, on_change: Callable[[list[Revoked]], None]) -> None:
         """Read until cancelled; ``on_change`` is called with revoked keys."""
         while True:
-            await asyncio.sleep(TENANTS_READ_EVERY_S)
-            try:
-                revoked = await self.read()
-            except FabricError as error:
-                if not self._unread:
-                    log.warning("tenants not read, the last ones serve: error=%s", error)
-                self._unread = True
-                continue
-            self._unread = False
+            await asyncio.sleep(TENANTS_ASKED_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TENANTS_READ_EVERY_S - TENANTS_ASKED_EVERY_S):
+                    await self._is_asked.wait()
+            self._is_asked.clear()
+            waiting, self._next_read = self._next_read, None
+            revoked = await self._try_read()
+            if waiting is not None:
+                waiting.set_result(revoked is not None)
             if revoked:
                 on_change(revoked)
+
+    async def _try_read(self) -> list[Revoked] | None:
+        """Read; None: that failed."""
+        try:
+            revoked = await self.read()
+        except FabricError as error:
+            if not self._unread:
+                log.warning("tenants not read, the last ones serve: error=%s", error)
+            self._unread = True
+            return None
+        self._unread = False
+        return revoked

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from stream_fabric.limits import HISTORY_BYTES_MAX, TENANT_HISTORY_BYTES_MAX
 from stream_fabric.stream.ids import new_stream_id
-from stream_gw.auth import Principal, check_region
+from stream_gw.auth import Principal, UnknownKey, check_region
 from stream_gw.routing.directory import Served
 from stream_gw.routing.regions import served_in
 from stream_gw.streams.admission import Admission
@@ -69,6 +70,19 @@ class Gateway:
     def authenticate_cookie(self, token: str) -> Principal:
         """Return the owner of a cookie's token. Raises Unauthenticated, UserSuspended or WrongRegion."""
         return self._checked(self.parts.authenticator.authenticate_cookie(token, self.parts.unix_s()))
+
+    async def catch_up(self) -> bool:
+        """Read the keys that were published meanwhile. False: nothing was read."""
+        return await self.parts.authenticator.catch_up()
+
+    async def authenticate_newly(self, authenticate: Callable[[], Principal]) -> Principal:
+        """Authenticate a caller whose key may have been made a moment ago. Raises as ``authenticate`` does."""
+        try:
+            return authenticate()
+        except UnknownKey:
+            if not await self.catch_up():
+                raise
+            return authenticate()
 
     async def count_stored(self, who: Principal) -> None:
         """Count a call for stored responses or conversations against the caller's limits. Raises RateLimited."""

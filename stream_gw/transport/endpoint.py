@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from stream_fabric.errors import StreamGwError
 from stream_fabric.limits import SSE_RETRY_MS_MAX, SSE_RETRY_MS_MIN
 from stream_fabric.ports import Clock, Random
+from stream_gw.auth import UnknownKey
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.body_bytes import BodyBytes
@@ -36,14 +37,23 @@ class Answering:
     """State that a gateway's endpoints share, such as the number of requests that are being answered."""
 
     def __init__(
-        self, clock: Clock, random: Random, metrics: Metrics, access: AccessLog, cors: CorsPolicy, bodies: BodyBytes
+        self,
+        clock: Clock,
+        random: Random,
+        metrics: Metrics,
+        access: AccessLog,
+        cors: CorsPolicy,
+        bodies: BodyBytes,
+        catch_up: Callable[[], Awaitable[bool]],
     ) -> None:
+        """``catch_up``: as of ``Authenticator``."""
         self._clock = clock
         self._random = random
         self.metrics = metrics
         self.access = access
         self._bodies = bodies
         self.cors = cors
+        self.catch_up = catch_up
         self.count = 0
         """Requests whose answer is not complete."""
 
@@ -81,7 +91,12 @@ class Endpoint:
                     return
                 request.check_upgrade()
                 raise WrongMethod(scope["method"], self._path, self._methods)
-            opened = await handler(request, send)
+            try:
+                opened = await handler(request, send)
+            except UnknownKey:  # handlers authenticate before all else
+                if not await answering.catch_up():
+                    raise
+                opened = await handler(request, send)
             if opened is not None:
                 # An open stream keeps no more than it needs, and waits in this frame alone
                 request.forget()

@@ -68,7 +68,7 @@ async def serve(
     principal: Principal | None = None
     if credential is not None:
         try:
-            principal = kind.authenticate(gateway, credential)
+            principal = await gateway.authenticate_newly(partial(kind.authenticate, gateway, credential))
         except StreamGwError as error:
             # A browser cannot see a refused handshake's status: accept and close with the code
             await send(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -22,7 +23,7 @@ from stream_fabric.accounts.records import (
 from stream_fabric.errors import FabricUnavailable, KeyRevoked, Unauthenticated, UserSuspended
 from stream_fabric.events import Prices
 from stream_fabric.stream.ids import TenantId
-from stream_gw.auth import Authenticator, KeyStore, Revoked, TenantFeed, TokenRequest
+from stream_gw.auth import Authenticator, KeyStore, Revoked, TenantFeed, TokenRequest, UnknownKey
 from stream_gw.auth.peppered import peppered_digest
 from stream_gw.auth.tokens import TokenSigner
 from tests.support.memory_tenants import MemoryTenants
@@ -255,3 +256,39 @@ async def test_keys_that_a_failed_read_revoked_are_returned_by_the_next(
     assert not gateway.taken()
     assert await gateway.feed.read() == [Revoked(ACME, frozenset({"abc"}), False)]
     assert await gateway.feed.read() == []
+
+
+async def test_all_who_wait_for_newer_records_share_a_read(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, reads, away = gateway.records.changes, 0, False
+
+    async def counted(since: int) -> tuple[int, dict[str, bytes]]:
+        nonlocal reads
+        reads += 1
+        if away:
+            raise FabricUnavailable("away")
+        return await changes(since)
+
+    monkeypatch.setattr(gateway.records, "changes", counted)
+    feed = asyncio.create_task(gateway.feed.run(lambda revoked: None))
+    try:
+        new = (PlanRecord("pro"), TenantRecord("acme", "pro", (key(),)))
+        named = {record_name(record): encode_record(record) for record in new}
+        await gateway.records.publish({name: (1, data) for name, data in named.items()})
+        with pytest.raises(UnknownKey):
+            gateway.authenticator.authenticate(KEY, NOW)
+        assert all(await asyncio.gather(*(gateway.feed.catch_up() for _ in range(100))))
+        assert gateway.taken()
+        assert reads == 2, "one that finds the records, and one that finds no more"
+        away = True
+        assert not await gateway.feed.catch_up()
+        away = False
+        assert await gateway.feed.catch_up()
+    finally:
+        feed.cancel()
+
+
+async def test_nobody_waits_for_a_credential_that_is_no_key_of_the_database(gateway: Gateway) -> None:
+    for credential in ("sk-anything", "sgt_token", ""):
+        with pytest.raises(Unauthenticated) as refused:
+            gateway.authenticator.authenticate(credential, NOW)
+        assert not isinstance(refused.value, UnknownKey)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from websockets.asyncio.client import connect
 
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord, UserRecord, decode_record
 from stream_fabric.events import Prices
@@ -304,3 +305,20 @@ async def test_the_gateway_publishes_again_what_redis_loses(setup: Setup) -> Non
         return (await published(setup)).get("tenant:kept") == TenantRecord("kept", "default")
 
     await eventually(is_back)
+
+
+async def test_a_new_key_is_known_to_every_gateway_at_once(setup: Setup) -> None:
+    await ask(setup, "POST", "/tenants", {"id": "quick"}, 201)
+    for _ in range(6):
+        key = (await ask(setup, "POST", "/keys", {"tenant": "quick"}, 201))["key"]
+        for gate in (setup.operator, setup.bare):
+            reply = await Gate(gate.url, gate.pid, key).ask("GET", "/v1/models")
+            assert reply.status == 200, reply
+        key = (await ask(setup, "POST", "/keys", {"tenant": "quick"}, 201))["key"]
+        for path in ("/v1/stream", "/v1/responses"):
+            url = setup.bare.url.replace("http", "ws") + path
+            async with connect(url, additional_headers={"authorization": f"Bearer {key}"}) as socket:
+                await (await socket.ping())
+            key = (await ask(setup, "POST", "/keys", {"tenant": "quick"}, 201))["key"]
+    unknown = Gate(setup.bare.url, setup.bare.pid, "sgw_000000000000_unknown")
+    assert {(await unknown.ask("GET", "/v1/models")).status for _ in range(3)} == {401}

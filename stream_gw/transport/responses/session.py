@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -45,7 +46,7 @@ async def serve(
     path, headers = scope["path"], dict(scope["headers"])
     is_open_profile = is_open(path, headers)
     try:
-        who = gateway.authenticate(bearer(scope["headers"]))
+        who = await gateway.authenticate_newly(partial(gateway.authenticate, bearer(scope["headers"])))
         if gateway.readiness.draining:
             raise Draining("this gateway is shutting down; connect again, another gateway will answer", retry_after_s=1)
     except StreamGwError as error:
