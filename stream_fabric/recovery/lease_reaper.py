@@ -19,7 +19,7 @@ from stream_fabric.errors import DeadlineExceeded, FabricError, ReplicaLost, Str
 from stream_fabric.limits import HEADS_MAX, LEASE_RENEW_S, LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
-from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.failover import Failover, wait_s
 from stream_fabric.recovery.failover_reporter import FailoverReporter
 from stream_fabric.recovery.lost_pools import LostPools
 from stream_fabric.stream.frames import ErrorInfo
@@ -52,6 +52,7 @@ _AT_ONCE_MAX = 256
 
 WAITED = DeadlineExceeded("no replica had room in time; retry later")
 LOST = ReplicaLost("the replica that produced this stream died; retry the request")
+NO_ROOM = ReplicaLost("this stream lost its replica, and no other had room in time; retry the request")
 
 
 class _Expired(NamedTuple):
@@ -261,10 +262,13 @@ class LeaseReaper:
 
     async def _end_overdue(self, pool: str, stream: StreamId) -> bool:
         """End a stream that waited in the queue too long. False: it had ended before."""
-        work = None if self._reporter is None else await self._work(pool, stream)
-        fenced = await self._streams.fence(stream, None, self._random.token_hex(4), ErrorInfo.of(WAITED))
+        work = await self._work(pool, stream)
+        # One that lost its replica can be sent again, unless its own deadline has passed
+        is_lost = work is not None and work.tried and wait_s(work, self._clock.now_us()) > 0
+        error = NO_ROOM if is_lost else WAITED
+        fenced = await self._streams.fence(stream, None, self._random.token_hex(4), ErrorInfo.of(error))
         if fenced:
-            await self._bill(pool, work, WAITED)
+            await self._bill(pool, work, error)
         return fenced
 
     async def _heads(self, streams: Sequence[StreamId]) -> dict[StreamId, Head]:

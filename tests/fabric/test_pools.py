@@ -584,6 +584,29 @@ async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -
     ]
 
 
+async def test_a_stream_that_lost_its_replica_and_found_no_room_in_time_can_be_sent_again(pool: Pool) -> None:
+    """One whose own deadline passed cannot."""
+    streams = Streams(pool, replica("any"))
+    lost, late = new_stream(), new_stream()
+    await pool.renew(replica("full"), state="draining")
+    for stream, deadline_ms in ((lost, 0), (late, time.time_ns() // 1_000_000)):
+        await streams.log.create(stream, Epoch(1, "aa"), ACME, b"{}", GatewayId("g"))
+        asked = msgspec.structs.replace(work(stream), tried=(replica("dead"),))
+        asked = msgspec.structs.replace(
+            asked, request=msgspec.structs.replace(asked.request, deadline_unix_ms=deadline_ms)
+        )
+        await pool.pools.place(pool.name, asked, [], wait_s=0.0, jitter=0.0, instead=asked.tried[0])
+    await reaper_of(pool, streams.log)._sweep_queue(pool.name)
+    errors = []
+    for stream in (lost, late):
+        page = await streams.log.watch(stream, ACME, None, BEGINNING)
+        assert page is not None
+        end = decode(page.entries[-1].frames)
+        assert isinstance(end, End) and end.error is not None
+        errors.append((end.error.code, end.error.retriable))
+    assert errors == [("replica_lost", True), ("deadline_exceeded", False)]
+
+
 async def _gone(pool: Pool, name: ReplicaId) -> bool:
     return not await _is_expired(pool, name) and not await pool.flight(name)
 

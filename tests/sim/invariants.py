@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stream_fabric.events import AttemptTrace
+from stream_fabric.recovery.lease_reaper import NO_ROOM
 from stream_fabric.stream.frames import (
     INPUT_PREFIX,
     STARTED_PREFIX,
@@ -14,6 +15,7 @@ from stream_fabric.stream.frames import (
     Close,
     Delta,
     End,
+    ErrorInfo,
     InputNote,
     Note,
     Open,
@@ -243,7 +245,7 @@ def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None
     assert end.error is not None
     why, what = end.error.code, f"6: {stream} failed: {end.error}"
     taken = len(world.witness.takeovers.get(stream, ()))
-    if why == "deadline_exceeded":
+    if why == "deadline_exceeded" or end.error == ErrorInfo.of(NO_ROOM):
         asleep = "sleep" in world.faults and bool({"agent", "frozen agent", "stall"} & world.faults)
         ended_s = world.witness.ended_at[stream]
         waited_s = SETTINGS.queue_wait_s

@@ -46,6 +46,9 @@ class Overdue:
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         return list(self.streams)
 
+    async def work(self, pool: str, stream: StreamId) -> None:
+        pass
+
     async def remove_queued(self, pool: str, streams: Sequence[StreamId]) -> int:
         return len(streams)
 
