@@ -93,6 +93,11 @@ def test_every_alert_has_its_section_in_the_runbook() -> None:
     assert {alert.anchor for alert in rules.ALERTS} == {anchor for anchor in anchors if anchor.startswith("alert-")}
 
 
+def test_the_runbook_names_boards_that_exist() -> None:
+    named = set(re.findall(r'\bboard "([^"]+)"', " ".join((ROOT / rules.RUNBOOK).read_text().split())))
+    assert named and named <= {board.title.removeprefix("stream-gw: ") for board in boards.BOARDS}
+
+
 def test_the_chart_takes_the_objectives_that_can_be_measured() -> None:
     schema = json.loads((ROOT / "infra/helm/stream-gw/values.schema.json").read_text())
     taken = schema["properties"]["monitoring"]["properties"]["objectives"]["additionalProperties"]["properties"]
