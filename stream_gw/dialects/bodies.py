@@ -54,7 +54,7 @@ _Side = Annotated[
 ]
 _SECONDS = r"(([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2})(\.[0-9]+)?|3600)"
 _OnDisconnect = Annotated[str, Meta(pattern=rf"^(continue|cancel_after={_SECONDS})$", examples=["cancel_after=30"])]
-Tier = Literal["priority", "interactive", "auto", "default", "standard", "flex", "batch", "free"]
+Tier = Literal["priority", "fast", "interactive", "auto", "default", "scale", "standard", "flex", "batch", "free"]
 Tokens = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 Repairs = Annotated[int, Meta(ge=0, le=REPAIRS_MAX)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -75,7 +75,8 @@ class Common(msgspec.Struct, kw_only=True):
     on_disconnect: _OnDisconnect | None = None
     """`continue`, or `cancel_after=<0 to 3600 seconds>`: what happens when the last reader has left."""
     service_tier: Tier | None = None
-    """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`), `flex` (`batch`), `free`."""
+    """Tier in the queue: `priority` (also `fast`, `interactive`), `default` (`auto`, `scale`, `standard`), `flex`
+    (`batch`), `free`."""
     fallback: bool | None = None
     """False: no smaller model of the plan's ladder answers."""
     deadline_s: Annotated[float, Meta(gt=0, le=DEADLINE_S_MAX)] | None = None

@@ -22,8 +22,8 @@ OWN_FIELDS = (
     "session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s", "cache_salt",
     "fallback", "repair",
 )  # fmt: skip
-TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2,
-         "free": 3}  # fmt: skip
+TIERS = {"priority": 0, "fast": 0, "interactive": 0, "auto": 1, "default": 1, "scale": 1, "standard": 1, "flex": 2,
+         "batch": 2, "free": 3}  # fmt: skip
 """Index into ``placement.TIERS`` by OpenAI's and our own names."""
 DEADLINE_S_MAX = 24 * 3600.0
 _ENGINE_INTEGERS = (

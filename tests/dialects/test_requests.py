@@ -107,12 +107,13 @@ def test_the_fields_that_placement_uses() -> None:
         completions("p", max_tokens=18.5)
     for name in ("max_tokens", "max_completion_tokens"):
         scored = completions("p", echo=True, **{name: 0})
-        assert (scored.max_tokens, msgspec.json.decode(scored.body)["max_tokens"]) == (0, 0), (
-            "the prompt's own logprobs"
-        )
+        made = msgspec.json.decode(scored.body)
+        assert (scored.max_tokens, made["max_tokens"]) == (0, 0), "the prompt's own logprobs"
         for make in (chat, functools.partial(completions, "p"), functools.partial(chat, echo=True)):
             with pytest.raises(BadRequest, match=f"{name} must be 1 to"):
                 make(**{name: 0})
+    tiers = ("fast", "priority", "auto", "default", "scale", "flex")
+    assert [chat(service_tier=tier).tier for tier in tiers] == [0, 0, 1, 1, 1, 2], "all that OpenAI's SDKs know"
     for wrong in ({"service_tier": "gold"}, {"deadline_s": 0}, {"deadline_s": "soon"}):
         with pytest.raises(BadRequest, match=next(iter(wrong))):
             chat(**wrong)

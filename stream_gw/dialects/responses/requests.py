@@ -27,8 +27,8 @@ _TRANSLATED = (
     "tool_choice", "tools", "top_logprobs", "truncation",
 )  # fmt: skip
 _IGNORED = (
-    "access_programs", "client_metadata", "moderation", "prompt_cache_options", "prompt_cache_retention",
-    "stream_options",
+    "access_programs", "background_options", "client_metadata", "moderation", "prompt_cache_options",
+    "prompt_cache_retention", "stream_options",
 )  # fmt: skip
 """Fields of OpenAI's own service: they change neither what is asked nor what is answered."""
 _REFUSED = {
@@ -41,6 +41,8 @@ _REFUSED = {
 """Fields that this API does not have, but the engine's has, and those that need what is not here; with what to do."""
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that engines do not know, by the one next to them."""
+_TOLD_TIERS = {"auto": "default", "scale": "default", "fast": "priority"}
+"""Tiers as a response tells them, as in OpenAI's API, where the request may name them otherwise."""
 _CALLERS = ("model", "user", "session_id", "service_tier")
 """Fields that say for whom a request is made, and where it waits."""
 _WANTS_LOGPROBS = "message.output_text.logprobs"
@@ -335,7 +337,7 @@ def _add_callers(asked: Asked, made: dict[str, Raw], settings: Json) -> None:
         made["session_id"] = Raw(_encode(_short(asked.conversation)))
     tier = field(fields, "service_tier", str | None)
     if tier is not None:
-        settings["service_tier"] = "default" if tier == "auto" else tier
+        settings["service_tier"] = _TOLD_TIERS.get(tier, tier)
 
 
 def _short(name: str) -> str:

@@ -291,7 +291,9 @@ def test_what_the_response_repeats() -> None:
     found = settings(**more)
     assert {name: found[name] for name in more} == more
     assert "truncation" not in found and "truncated_items" not in found
-    assert settings(service_tier="auto")["service_tier"] == "default"
+    told = [settings(service_tier=tier)["service_tier"] for tier in ("auto", "scale", "fast", "priority")]
+    assert told == ["default", "default", "priority", "priority"]
+    assert "background_options" not in engine(background_options={"completion_window": "2h"})
     body = engine(**more)
     assert set(body) == {"model", "messages", "top_p", "user", "prompt_cache_key"}
 
