@@ -257,7 +257,7 @@ class Requests:
         if error.http_status >= 500 and error.code != ReplicaLost.code:  # that is a request it refuses to continue
             self._load.receive_failure(error.code)
         refused = stream.first_at is None and (error.http_status in _NO_ROOM or error.code == ModelNotFound.code)
-        if not (refused or error.code in _REPLICA_FAULTS) or stream.work.attempt >= ATTEMPTS_MAX:
+        if not (refused or error.code in _REPLICA_FAULTS) or stream.work.attempts_counted >= ATTEMPTS_MAX:
             return False
         if stream.tokens and not _can_go_on(stream, self._engine.loaded()):
             return False  # the client hears now, not after another replica has read the log

@@ -164,9 +164,16 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""
+    moved: int = 0
+    """Producers that drained, and handed the stream on with a token of theirs."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)
+
+    @property
+    def attempts_counted(self) -> int:
+        """Attempts of which a stream has ``ATTEMPTS_MAX``: a replica that drains has not failed at it."""
+        return self.attempt - self.moved
 
     @property
     def rank(self) -> int:

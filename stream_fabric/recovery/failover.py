@@ -102,7 +102,7 @@ class Failover:
             return
         tried = tuple(dict.fromkeys((*work.tried, replica)))
         others = await self._candidates(pool, replica, tried, work)
-        if (counts and work.attempt >= ATTEMPTS_MAX) or not (others or comes_back or work.home):
+        if (counts and work.attempts_counted >= ATTEMPTS_MAX) or not (others or comes_back or work.home):
             epoch = await self._current_epoch(stream, work)
             await self.end(pool, replica, stream, error, epoch, work, dead=dead, own_bill=own_bill)
             return
@@ -112,7 +112,12 @@ class Failover:
             await self._pools.remove_in_flight(pool, replica, [stream])
             return
         again = msgspec.structs.replace(
-            work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + counts, tried=tried
+            work,
+            epoch=str(taken.epoch),
+            base=taken.base,
+            attempt=work.attempt + 1,
+            moved=work.moved + (not counts),
+            tried=tried,
         )
         if not await self._requeue(pool, again, others, replica):
             await self.end(pool, replica, stream, error, taken.epoch, work, dead=dead, own_bill=own_bill)
