@@ -101,6 +101,7 @@ class KafkaSource:
             # Also with none wanted: a member that does not ask is taken for stuck
             found = await consumer.getmany(*now, timeout_ms=int(timeout_s * 1000), max_records=_READ_MAX)
         except KafkaError as error:
+            _join_again_without_heartbeat(consumer)
             raise SourceUnavailable(f"Kafka: {error!r}") from error
         return {
             Part(*tp): records
@@ -218,6 +219,17 @@ def _commit_as_member_only(consumer: AIOKafkaConsumer) -> None:
         await commit(assignment, offsets)
 
     coordinator._do_commit_offsets = commit_as_member
+
+
+def _join_again_without_heartbeat(consumer: AIOKafkaConsumer) -> None:
+    """Have a consumer whose heartbeat was refused join its group anew.
+
+    The client ends its heartbeat then, and raises that error from each read for good, also once it has the right again.
+    """
+    coordinator = consumer._coordinator
+    heartbeat = coordinator._heartbeat_task
+    if heartbeat is not None and heartbeat.done():
+        coordinator.request_rejoin()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
