@@ -713,7 +713,7 @@ async def test_a_sentinel_failover(sentinel: SentinelSetup) -> None:
 @pytest.mark.chaos
 async def test_invariant_10_a_failover_that_an_operator_orders(sentinel: SentinelSetup) -> None:
     """The former primary goes on to take writes, which are lost: Sentinel makes it a replica ten seconds later."""
-    engine = Teller(700, 0.01)
+    engine = Teller(600, 0.01)
     async with running(sentinel.url, engine) as (follower, agent):
         streams = [await follower.begin(agent.replica) for _ in range(4)]
         await eventually(lambda: all(len(follower.lines[s]) > 15 for s in streams))
@@ -732,7 +732,7 @@ async def test_invariant_10_a_failover_that_an_operator_orders(sentinel: Sentine
         finally:
             reaper.cancel()
         for stream in streams:
-            await follower.check_whole(stream, 700)
+            await follower.check_whole(stream, 600)
         assert follower.told == []
 
 
