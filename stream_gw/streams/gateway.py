@@ -71,16 +71,12 @@ class Gateway:
         """Return the owner of a cookie's token. Raises Unauthenticated, UserSuspended or WrongRegion."""
         return self._checked(self.parts.authenticator.authenticate_cookie(token, self.parts.unix_s()))
 
-    async def catch_up(self) -> bool:
-        """Read the keys that were published meanwhile. False: nothing was read."""
-        return await self.parts.authenticator.catch_up()
-
     async def authenticate_newly(self, authenticate: Callable[[], Principal]) -> Principal:
         """Authenticate a caller whose key may have been made a moment ago. Raises as ``authenticate`` does."""
         try:
             return authenticate()
         except UnknownKey:
-            if not await self.catch_up():
+            if not await self.parts.authenticator.catch_up():
                 raise
             return authenticate()
 

@@ -64,7 +64,9 @@ class Edge:
         self._metrics = metrics
         parts = gateway.parts
         cors = CorsPolicy(parts.settings.cors_origins)
-        self._answering = Answering(parts.clock, parts.random, metrics, access, cors, gateway.bodies, gateway.catch_up)
+        self._answering = Answering(
+            parts.clock, parts.random, metrics, access, cors, gateway.bodies, parts.authenticator.catch_up
+        )
         traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
         usage = Usage(
             parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value(), parts.authenticator.keys

@@ -139,7 +139,7 @@ def test_a_dead_replica_read_the_request_while_its_lease_was_renewed(at_ms: int)
 
 
 @pytest.mark.parametrize("at_ms", range(1500, 3500, 250))
-def test_a_dead_replicas_stream_waits_for_one_whose_lease_is_late(at_ms: int) -> None:
+def test_a_dead_replicas_stream_waits_for_one_whose_lease_is_late(at_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The only other replica stands still for a moment: nobody has found it dead yet."""
     stage = Stage()
     stage.ask(0.3, max_tokens=200)
@@ -147,7 +147,7 @@ def test_a_dead_replicas_stream_waits_for_one_whose_lease_is_late(at_ms: int) ->
 
     def kill() -> None:
         killed.append(stage.producer())
-        stage.w.start = lambda kind: None  # type: ignore[method-assign]
+        monkeypatch.setattr(stage.w, "start", lambda kind: None)
         stage.w.chaos.kill(killed[0])
 
     stage.at(1.0, kill)
