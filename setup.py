@@ -36,7 +36,7 @@ COMPILED = (
     "inference/engines/upstream/sse.py",
 )
 
-NATIVE = [f"stream_fabric/native/{name}.c" for name in ("native", "delivery", "frames", "command")]
+NATIVE = [f"stream_fabric/native/{name}.c" for name in ("native", "delivery", "frames", "command", "bounds")]
 
 EXPORTED = (
     "infra/helm",

@@ -10,6 +10,7 @@ static PyMethodDef functions[] = {
     {"text_frame", (PyCFunction)(void (*)(void))text_frame, METH_FASTCALL, NULL},
     {"read_chunk", (PyCFunction)(void (*)(void))read_chunk, METH_FASTCALL, NULL},
     {"pack_command", pack_command, METH_O, NULL},
+    {"json_counts", (PyCFunction)(void (*)(void))json_counts, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -41,3 +41,6 @@ PyObject *text_frame(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 /* A command for Redis. */
 PyObject *pack_command(PyObject *module, PyObject *args);
+
+/* What a JSON text has, before it is decoded. */
+PyObject *json_counts(PyObject *module, PyObject *const *args, Py_ssize_t count);

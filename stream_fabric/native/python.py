@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 
 _DIGITS_MAX: Final = 9
+_LONG_DIGITS: Final = 64
+_NO_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NUMERALS = bytes.maketrans(b"123456789.E", b"0000000000e")
 _json = msgspec.json.Encoder().encode
 
 
@@ -83,3 +88,23 @@ def read_chunk(
 def _is_count(digits: bytes) -> bool:
     """Whether these bytes are a JSON number from 0."""
     return digits.isdigit() and len(digits) <= _DIGITS_MAX and (digits[0] != 0x30 or len(digits) == 1)
+
+
+def json_counts(text: bytes, strings_max: int) -> tuple[int, int, int, int, int] | None:
+    """Count what a JSON text has outside of its strings; None: it has more strings than ``strings_max``.
+
+    Returns the numbers of members, of commas, of slow numbers and of brackets, and the deepest nesting. A slow number
+    takes a decoder a hundred times longer than another one: it has an exponent of 3 digits or more, or many digits,
+    which are converted in quadratic time. A text that is not JSON is counted to any result.
+    """
+    # Without escapes every quote begins or ends a string, so every second piece between quotes is outside of strings.
+    # Each step is linear in time and memory for any text.
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if unescaped.count(b'"') > 2 * strings_max:
+        return None
+    outside = b"".join(unescaped.split(b'"')[::2])
+    numerals = outside.translate(_NUMERALS, b"+-")
+    slow = numerals.count(b"0e000") + numerals.count(b"0" * _LONG_DIGITS)
+    steps = outside.translate(_STEPS, _NO_BRACKETS)
+    depth = max(accumulate(memoryview(steps).cast("b"), initial=0))
+    return outside.count(b":"), outside.count(b","), slow, len(steps), depth

@@ -108,6 +108,18 @@ def test_a_chunk_of_a_known_form_is_read(functions: ModuleType) -> None:
         assert read(*one, 0, data) is None
 
 
+@each
+def test_what_json_has_outside_of_its_strings_is_counted(functions: ModuleType) -> None:
+    counts = functions.json_counts
+    assert counts(b'{"a":[1,{"b":"x,y:[{\\"\\\\"}],"c":""}', 6) == (3, 2, 0, 6, 3)
+    assert counts(b'{"a":[1,{"b":"x,y:[{\\"\\\\"}],"c":""}', 4) is None
+    assert counts(b"[1e300,-1.5E+300,1e30,0.%b]" % (b"1" * 70), 0) == (0, 3, 3, 2, 1)
+    assert counts(b"[%b,%b]" % (b"1" * 64, b"1" * 63), 0) == (0, 1, 1, 2, 1)
+    assert counts(b"", 0) == (0, 0, 0, 0, 0)
+    assert counts(b"]]]][", 0)[3:] == (5, 0)
+    assert counts(b'"' + b"\\\\" * 1000 + b'","' + b"\\\\" * 1000 + b'\\",[', 2) == (0, 1, 0, 0, 0)
+
+
 @pytest.mark.parametrize("arg", ["", "é", b"\x00\r\n", 0, -5, 2**63 - 1, -(2**63), 2**63, -(10**30), 1.5, float("inf")])
 def test_a_command_is_packed_for_redis(arg: Any) -> None:
     text = arg if isinstance(arg, bytes) else str(arg).encode()
@@ -197,6 +209,19 @@ def test_read_chunk_equals_its_oracle(
 
 
 @on_the_wheel
+@given(
+    st.text('[]{}"\\,:0123.eE+-a \n', max_size=60).map(str.encode)
+    | st.lists(st.sampled_from([b"0e", b"E00", b"0" * 63, b"0", b"0e000", b"+", b'"', b"\\"]), max_size=12).map(
+        b"".join
+    )
+    | st.binary(),
+    st.integers(0, 10),
+)
+def test_json_counts_equals_its_oracle(text: bytes, strings_max: int) -> None:
+    assert NATIVE[0].json_counts(text, strings_max) == python.json_counts(text, strings_max)
+
+
+@on_the_wheel
 @given(st.lists(texts | small | st.integers() | st.floats() | st.none() | st.booleans(), max_size=8).map(tuple))
 def test_pack_command_equals_hiredis(args: tuple[Any, ...]) -> None:
     expected = outcome(hiredis.pack_command, (args,))
@@ -224,6 +249,9 @@ def test_nothing_is_leaked() -> None:
         ("pack_command", (("SET", 1.5, 10**30, b"x", "é"),)),
         ("pack_command", (("SET", 1.5, 10**30, None),)),
         ("pack_command", (("SET", "\ud800"),)),
+        ("json_counts", (b'["a",1e300]' * 1000, 1000)),
+        ("json_counts", (b'["a",1e300]' * 1000, 999)),
+        ("json_counts", (b"[]", "x")),
     ]
     for name, args in calls:
         call = getattr(native, name)
