@@ -6,7 +6,7 @@ a string or as a part. Engines build the same prompt of them, so their KV cache 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -19,7 +19,6 @@ from stream_fabric.limits import PROMPT_CHOICES_MAX
 Json = dict[str, Any]
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_as_is = msgspec.json.Encoder().encode
-_messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
 IMAGE_TOKENS = 1500
 """Most tokens that the estimate of a prompt has for an image, whatever its bytes: models resize images."""
 _IMAGE = b'"url":"data:image/'
@@ -64,13 +63,11 @@ def estimated_tokens(prompt: Sequence[bytes], input_bytes: int, bytes_per_token:
     return max(1, int(text_bytes / bytes_per_token + tokens))
 
 
-def chat_prompt(messages: bytes | msgspec.Raw, tools: bytes | msgspec.Raw | None) -> tuple[bytes, ...]:
+def chat_prompt(messages: Iterable[Json], tools: Any) -> tuple[bytes, ...]:
     """Return the tools and each message of a body in OpenAI's format, in the form that is hashed."""
-    parts = [_message(message) for message in _messages_decoder.decode(messages)]
-    if tools is not None:
-        offered = msgspec.json.decode(tools)
-        if offered:
-            parts.insert(0, _encode(offered))
+    parts = [_message(message) for message in messages]
+    if tools:
+        parts.insert(0, _encode(tools))
     return tuple(parts)
 
 

@@ -22,7 +22,6 @@ from stream_fabric.stream.cursor import BEGINNING
 from stream_fabric.stream.frames import End, decode
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import CreateCode
-from stream_gw.dialects.requests import fingerprint
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.off_loop import off_loop
@@ -30,6 +29,12 @@ from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.parts import GatewayParts
 
 _RETRY_S = 0.05
+
+
+def fingerprint(body: msgspec.Raw) -> str:
+    """Return a digest of a body that is independent of key order and whitespace."""
+    canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    return hashlib.sha256(canonical).hexdigest()
 
 
 class IdempotencyKeys:

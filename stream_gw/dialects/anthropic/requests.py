@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import USER_CHARS_MAX
-from stream_gw.dialects.anthropic.translate import chat_messages, chat_tool_choice, chat_tools
+from stream_gw.dialects.anthropic.translate import Json, chat_messages, chat_tool_choice, chat_tools
 from stream_gw.dialects.prompt import chat_prompt
 from stream_gw.dialects.requests import (
     STOPS_MAX,
@@ -67,11 +67,12 @@ class _OutputConfig(msgspec.Struct):
 
 def parse_messages(body: bytes) -> CreateRequest:
     """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
-    fields = read_fields(body)
+    fields = read_fields(body, "messages")
     limit = bounded(fields, "max_tokens", 1, _TOKENS_MAX)
     if limit is None:
         raise BadRequest("max_tokens is missing", param="max_tokens")
-    made = _chat(fields) | {"max_tokens": Raw(_encode(limit))}
+    made, messages = _chat(fields)
+    made["max_tokens"] = Raw(_encode(limit))
     stops = field(fields, "stop_sequences", list[str] | None)
     if stops:
         if len(stops) > STOPS_MAX:
@@ -85,18 +86,20 @@ def parse_messages(body: bytes) -> CreateRequest:
         request,
         max_tokens=limit,
         repairs=read_repairs(made, request),
-        prompt=chat_prompt(made["messages"], made.get("tools")),
+        prompt=chat_prompt(messages, field(made, "tools", Any)),
         dialect=DIALECT,
     )
 
 
 def parse_count_tokens(body: bytes) -> CreateRequest:
     """Parse and check the body of a request to count the tokens of a prompt. Raises like ``parse_messages``."""
-    return msgspec.structs.replace(count_request(_chat(read_fields(body))), dialect="anthropic.count_tokens")
+    made, _ = _chat(read_fields(body, "messages"))
+    return msgspec.structs.replace(count_request(made), dialect="anthropic.count_tokens")
 
 
-def _chat(fields: dict[str, Raw]) -> dict[str, Raw]:
-    """Return the fields of the body in OpenAI's format: what both kinds of request share, and what is unknown."""
+def _chat(fields: dict[str, Raw]) -> tuple[dict[str, Raw], list[Json]]:
+    """Return the fields of the body in OpenAI's format, and its messages: what both kinds of request share, and what is
+    unknown."""
     for name, instead in _UNSUPPORTED.items():
         if field(fields, name, Any) not in (None, []):
             raise Unsupported(f"{name} is not supported: {instead}", param=name)
@@ -116,7 +119,7 @@ def _chat(fields: dict[str, Raw]) -> dict[str, Raw]:
         made["parallel_tool_calls"] = Raw(b"false")
     _add_reasoning(fields, made)
     _add_settings(fields, made)
-    return made
+    return made, messages
 
 
 def _add_reasoning(fields: dict[str, Raw], made: dict[str, Raw]) -> None:

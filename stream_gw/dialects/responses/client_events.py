@@ -83,7 +83,7 @@ def read_envelope(message: bytes) -> Envelope:
 
 def read_create(message: bytes, dialect: str) -> CreateEvent:
     """Read a ``response.create``. Raises BadRequest and Unsupported, which name the field."""
-    fields = read_fields(message)
+    fields = read_fields(message, "input")
     for name in _HTTP_ONLY:
         value = field(fields, name, Any)
         if dialect == OPEN and name in fields:

@@ -84,14 +84,14 @@ class Asked(msgspec.Struct, frozen=True):
 
         Raises BadRequest that names the field, its value and what is allowed.
         """
-        made, settings = _chat(self, history)
+        made, messages, settings = _chat(self, history)
         if left_out:
             settings["truncated_items"] = left_out
         return msgspec.structs.replace(
             read_common(made, "chat"),
             max_tokens=settings.get("max_output_tokens"),
             logprobs="logprobs" in made,
-            prompt=chat_prompt(made["messages"], made.get("tools")),
+            prompt=chat_prompt(messages, field(made, "tools", Any)),
             dialect=dialect,
             settings=Raw(_encode(settings)),
             asked=None if self.conversation is None else self.sent,  # the first answer makes it longer
@@ -133,7 +133,7 @@ def parse_responses(body: bytes, dialect: str = OPENAI) -> CreateRequest:
 
 def read_asked(body: bytes) -> Asked:
     """Read the fields of a create body that the gateway itself needs. Raises BadRequest and Unsupported."""
-    return asked_of(read_fields(body))
+    return asked_of(read_fields(body, "input"))
 
 
 def asked_of(fields: dict[str, Raw]) -> Asked:
@@ -206,12 +206,13 @@ def _metadata(value: Any) -> dict[str, str]:
     return value
 
 
-def _chat(asked: Asked, history: list[Json]) -> tuple[dict[str, Raw], Json]:
-    """Return the fields of the body in OpenAI's chat format, and the settings that the response repeats."""
+def _chat(asked: Asked, history: list[Json]) -> tuple[dict[str, Raw], list[Json], Json]:
+    """Return the fields of the body in OpenAI's chat format, its messages, and what the response repeats."""
     fields = asked.fields
     skipped = (*_TRANSLATED, *_IGNORED)
     made = {name: raw for name, raw in fields.items() if name not in skipped}
-    made["messages"] = Raw(_encode(chat_messages(asked.instructions, [*history, *asked.items])))
+    messages = chat_messages(asked.instructions, [*history, *asked.items])
+    made["messages"] = Raw(_encode(messages))
     settings: Json = {
         "instructions": asked.instructions,
         "previous_response_id": asked.previous_response_id,
@@ -230,7 +231,7 @@ def _chat(asked: Asked, history: list[Json]) -> tuple[dict[str, Raw], Json]:
     _add_sampling(fields, made, settings)
     _add_reasoning(fields, made, settings)
     _add_callers(asked, made, settings)
-    return made, settings
+    return made, messages, settings
 
 
 def _add_tools(fields: dict[str, Raw], made: dict[str, Raw], settings: Json) -> None:

@@ -52,7 +52,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 def parse_ui(body: bytes) -> CreateRequest:
     """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
-    return parse_turn(read_fields(body)).request
+    return parse_turn(read_fields(body, "messages")).request
 
 
 def parse_turn(fields: dict[str, Raw]) -> Turn:
@@ -66,7 +66,8 @@ def parse_turn(fields: dict[str, Raw]) -> Turn:
         raise BadRequest(f"trigger must be one of {', '.join(_TRIGGERS)}; got {trigger[:60]!r}", param="trigger")
     named = field(fields, "messageId", str | None)
     messages = sent if trigger == "submit-message" else _before_regenerated(sent, named)
-    made["messages"] = Raw(_encode(chat_messages(field(fields, "system", Any), messages)))
+    chat_turns = chat_messages(field(fields, "system", Any), messages)
+    made["messages"] = Raw(_encode(chat_turns))
     tools = chat_tools(field(fields, "tools", Any))
     choice = chat_tool_choice(field(fields, "toolChoice" if "toolChoice" in fields else "tool_choice", Any))
     if tools:
@@ -84,7 +85,7 @@ def parse_turn(fields: dict[str, Raw]) -> Turn:
         common,
         stream=True,
         max_tokens=field(made, "max_completion_tokens", int | None) or field(made, "max_tokens", int | None),
-        prompt=chat_prompt(made["messages"], made.get("tools")),
+        prompt=chat_prompt(chat_turns, tools),
         dialect=DIALECT,
         message_id=continued,
     )

@@ -78,7 +78,7 @@ class ChatCalls:
 
         None: the key is bound to a stream that has ended without a frame. Raises StreamGwError.
         """
-        fields = await off_loop(len(body), lambda: read_fields(body))
+        fields = await off_loop(len(body), lambda: read_fields(body, "messages"))
         if bytes(fields.get("model", b"null")) == b"null":
             fields["model"] = Raw(msgspec.json.encode(self._only_model(who)))
         turn = await off_loop(len(body), lambda: parse_turn(fields))
