@@ -19,9 +19,9 @@ from stream_fabric.moderation.moderator import Moderator, open_moderator
 from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.addresses import url_of
 from stream_fabric.process.budget_events import BudgetEvents
-from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom, raise_open_files
+from stream_fabric.process.memory import prepare_memory
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.failover_reporter import FailoverReporter
@@ -373,7 +373,7 @@ def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
     import uvloop
 
     def ready(url: str) -> None:
-        spare_full_collections()
+        prepare_memory()
         on_ready(url)
 
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

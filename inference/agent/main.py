@@ -24,8 +24,8 @@ from inference.agent.structured.checker import open_checker
 from stream_fabric.moderation.moderator import open_moderator
 from stream_fabric.pool.cells import cell_of, pool_of
 from stream_fabric.ports import Clock, EventSink
-from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.host import HostClock, HostRandom, raise_open_files
+from stream_fabric.process.memory import prepare_memory
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -164,7 +164,7 @@ def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> 
     """Run the agent process until it has drained."""
 
     def ready(replica: ReplicaId, url: str) -> None:
-        spare_full_collections()
+        prepare_memory()
         on_ready(replica, url)
 
     raise_open_files()  # a request by HTTP has a connection of its own to the model server
