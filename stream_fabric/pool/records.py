@@ -59,8 +59,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
         A wrong ``n``, which the engine refuses, counts as 1: a body must not end the agent that reads it.
         """
-        try:
-            n = msgspec.json.decode(self.body, type=_PromptBody).n
+        try:  # most bodies have no n, and a long one takes a decoder five times as long to pass over
+            n = msgspec.json.decode(self.body, type=_PromptBody).n if b'"n"' in bytes(self.body) else 1
         except msgspec.ValidationError:
             n = 1
         return self.prompts * max(n or 1, 1)
