@@ -39,6 +39,10 @@ class UnknownKey(Unauthenticated):
     """A key of the database that this gateway does not know. It may have been made a moment ago."""
 
 
+class UnknownTokenKey(UnknownKey, KeyRevoked):
+    """A capability token of a key, or of a key's generation, that this gateway does not know."""
+
+
 async def _nothing_newer() -> bool:
     return False
 
@@ -151,7 +155,8 @@ class Authenticator:
             raise Unauthenticated("the capability token names an empty user; mint another")
         tenant, use = TenantId(claims.tenant), None if claims.key is None else KeyUse(claims.key, claims.gen)
         if use is not None and not self.keys.is_valid(tenant, use, now):
-            raise KeyRevoked("the API key that minted this capability token is revoked or has expired")
+            kind = KeyRevoked if self.keys.has_seen(tenant, use) else UnknownTokenKey
+            raise kind("the API key that minted this capability token is revoked or has expired")
         return self.keys.current(
             Principal(
                 tenant,

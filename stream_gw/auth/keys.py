@@ -136,6 +136,11 @@ class KeyStore:
         key = self._by_id.get((tenant, use.id))
         return key is not None and key.generation == use.generation and self._is_usable(tenant, key, now)
 
+    def has_seen(self, tenant: TenantId, use: KeyUse) -> bool:
+        """True if the key is known in this generation or a later one."""
+        key = self._by_id.get((tenant, use.id))
+        return key is not None and key.generation >= use.generation
+
     def _is_usable(self, tenant: TenantId, key: KeyRecord, now: float) -> bool:
         return self._is_served(tenant) and (key.expires_at is None or now < key.expires_at)
 

@@ -145,7 +145,7 @@ class Session(CommandSession):
         self._snapshots: asyncio.Lock | None = None
         self._inputs: asyncio.Lock | None = None
 
-    def take(self, text: str) -> None:
+    async def take(self, text: str) -> None:
         try:
             message = decoder.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -156,19 +156,19 @@ class Session(CommandSession):
             if not self.socket.take_bad_message():
                 self.socket.close(1008, "too many malformed messages")
             return
-        self._handle_message(message, len(text))
+        await self._handle_message(message, len(text))
 
     # --- messages ------------------------------------------------------------------------------------------
 
-    def _handle_message(self, message: ClientMessage, size: int) -> None:
+    async def _handle_message(self, message: ClientMessage, size: int) -> None:
         socket, who = self.socket, self.socket.principal
         if who is None:
-            self._authenticate_first(message)
+            await self._authenticate_first(message)
             return
         who = self.gateway.parts.authenticator.keys.current(who)  # its key may have been changed
         match message:
             case Auth(token):
-                self._renew_principal(who, token)
+                await self._renew_principal(who, token)
             case Create(ch) | Sub(ch):
                 self._spawn_open(who, message, ch, size)
             case Unsub(ch):
@@ -182,19 +182,22 @@ class Session(CommandSession):
             case Pong():
                 pass
 
-    def _authenticate_first(self, message: ClientMessage) -> None:
+    async def _authenticate_first(self, message: ClientMessage) -> None:
         if not isinstance(message, Auth):
             self.socket.close(Unauthenticated.close_code, "the first message must be auth")
             return
         try:
-            self.socket.greet(self.gateway.authenticate_reader(message.token), self.gateway.public_id)
+            self.socket.greet(await self._authenticated(message.token), self.gateway.public_id)
         except StreamGwError as error:
             self.socket.close(error.close_code, error.message)
 
-    def _renew_principal(self, who: Principal, token: str) -> None:
+    async def _authenticated(self, token: str) -> Principal:
+        return await self.gateway.authenticate_newly(partial(self.gateway.authenticate_reader, token))
+
+    async def _renew_principal(self, who: Principal, token: str) -> None:
         """Replace the socket's principal by that of a new token, which reaches no less: its channels stay open."""
         try:
-            renewed = self.gateway.authenticate_reader(token)
+            renewed = await self._authenticated(token)
         except StreamGwError as error:
             self.socket.reply_error(error)
             return

@@ -120,6 +120,22 @@ async def test_a_capability_token_lives_as_long_as_its_key(gateway: Gateway) -> 
     assert gateway.taken(), "the key itself stays"
 
 
+async def test_a_token_of_a_newer_key_may_be_waited_for(gateway: Gateway) -> None:
+    minter = Gateway()
+    await minter.publish(PlanRecord("pro"), TenantRecord("acme", "pro", (key(generation=1),)))
+    owner = minter.authenticator.authenticate(KEY, NOW)
+    token, _ = minter.authenticator.mint(owner, TokenRequest(scopes=["read"]), NOW)
+    for generation, is_newer in ((None, True), (0, True), (1, None), (2, False)):
+        keys = () if generation is None else (key(generation=generation),)
+        await gateway.publish(PlanRecord("pro"), TenantRecord("acme", "pro", keys))
+        if is_newer is None:
+            assert gateway.taken(token)
+            continue
+        with pytest.raises(KeyRevoked) as refused:
+            gateway.authenticator.authenticate(token, NOW)
+        assert isinstance(refused.value, UnknownKey) == is_newer and refused.value.code == "api_key_revoked"
+
+
 async def test_models_are_those_of_the_key_that_the_plan_allows(gateway: Gateway) -> None:
     plan = PlanRecord("pro", models=("m1", "m2"))
     await gateway.publish(plan, TenantRecord("acme", "pro", (key(models=("m2", "m3")), key("def"))))

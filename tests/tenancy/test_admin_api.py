@@ -95,7 +95,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     with RedisServer() as redis:
         keys = asyncio.run(make_keys(url, redis.url))
         env = {"STREAM_GW_REDIS_URL": redis.url, "STREAM_GW_PARTITIONS": "1", "STREAM_GW_KEY_PEPPER": PEPPER,
-               "STREAM_GW_PORT": "0"}  # fmt: skip
+               "STREAM_GW_TOKEN_SECRET": "sixteen bytes at least", "STREAM_GW_PORT": "0"}  # fmt: skip
         with (
             Process("gateway", **env, STREAM_GW_DATABASE_URL=url) as process,
             Process("gateway", **env) as bare,
@@ -322,3 +322,32 @@ async def test_a_new_key_is_known_to_every_gateway_at_once(setup: Setup) -> None
             key = (await ask(setup, "POST", "/keys", {"tenant": "quick"}, 201))["key"]
     unknown = Gate(setup.bare.url, setup.bare.pid, "sgw_000000000000_unknown")
     assert {(await unknown.ask("GET", "/v1/models")).status for _ in range(3)} == {401}
+
+
+async def test_a_socket_takes_a_new_key_and_a_token_of_one_at_once(setup: Setup) -> None:
+    await ask(setup, "POST", "/tenants", {"id": "sockets"}, 201)
+    bare, url = setup.bare, setup.bare.url.replace("http", "ws")
+
+    async def new_key() -> str:
+        return str((await ask(setup, "POST", "/keys", {"tenant": "sockets"}, 201))["key"])
+
+    async def new_token() -> str:
+        minter = Gate(setup.operator.url, setup.operator.pid, await new_key())
+        return str((await minter.ask("POST", "/v1/tokens", {})).json["token"])
+
+    for make in (new_key, new_token):
+        reply = await Gate(bare.url, bare.pid, await make()).ask("GET", "/v1/models")
+        assert reply.status == 200, reply
+        async with bare.socket(headers={}) as socket:
+            await socket.send("auth", token=await make())
+            assert (await socket.receive())["t"] == "hi"
+            await socket.send("auth", token=await make())
+            await socket.sub(1, "resp_" + "0" * 32)
+            assert (await socket.receive())["code"] == "not_found", "the renewal has no answer"
+            await socket.send("auth", token="sgw_000000000000_unknown")
+            assert (await socket.receive())["code"] == "invalid_api_key"
+        async with connect(url + "/v1/ui/chat") as chat:
+            for _ in range(2):
+                frame = {"type": "resume", "requestId": "r", "id": "c", "body": {}}
+                await chat.send(json.dumps(frame | {"headers": {"Authorization": f"Bearer {await make()}"}}))
+                assert json.loads(await chat.recv()) == {"type": "no-active", "requestId": "r"}

@@ -106,7 +106,7 @@ class ResponsesSession(SocketSession[ResponsesSocket]):
 
     # --- events --------------------------------------------------------------------------------------------
 
-    def take(self, text: str) -> None:
+    async def take(self, text: str) -> None:
         message, lane = text.encode(), None
         try:
             envelope = read_envelope(message)

@@ -36,8 +36,8 @@ class SocketSession(ABC, Generic[S]):
         self.tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
-    def take(self, text: str) -> None:
-        """Carry out one message."""
+    async def take(self, text: str) -> None:
+        """Carry out one message. The next is taken after it."""
 
     async def wait_for_answers(self) -> None:
         """Wait for what is answered before a socket that sends too much is closed."""
@@ -59,7 +59,7 @@ class SocketSession(ABC, Generic[S]):
                 await self.wait_for_answers()
                 socket.close(TooMany.close_code, socket.rate_limit)
                 continue
-            self.take(text)
+            await self.take(text)
 
     async def end(self) -> None:
         """Take that the client has gone, and wait for the work that runs.

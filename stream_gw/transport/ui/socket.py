@@ -132,7 +132,7 @@ class ChatSession(CommandSession):
         self._next = 0
         self._opens: asyncio.Semaphore | None = None
 
-    def take(self, text: str) -> None:
+    async def take(self, text: str) -> None:
         socket = self.socket
         try:
             frame = _decoder.decode(text)
@@ -142,7 +142,7 @@ class ChatSession(CommandSession):
             return
         try:
             headers = {} if isinstance(frame, Abort) else _read_headers(frame.headers)
-            who = self._principal(headers)
+            who = await self._principal(headers)
         except StreamGwError as error:
             if socket.principal is None:
                 socket.close(error.close_code, error.message)
@@ -159,13 +159,13 @@ class ChatSession(CommandSession):
             return
         self.spawn(self._open(who, frame, headers, channel), who.tenant, len(text), partial(self._give_up, channel))
 
-    def _principal(self, headers: dict[str, str]) -> Principal:
+    async def _principal(self, headers: dict[str, str]) -> Principal:
         """Return the caller: that of the frame's own headers, or else of the socket. Raises StreamGwError."""
         socket = self.socket
         named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         credential = bearer(named)
         if credential is not None or socket.principal is None:
-            who = self.gateway.authenticate(credential)
+            who = await self.gateway.authenticate_newly(partial(self.gateway.authenticate, credential))
             if socket.principal is not None and not who.covers(socket.principal):
                 raise Unauthenticated("a socket stays with its tenant and its user; open another socket")
             socket.principal = who

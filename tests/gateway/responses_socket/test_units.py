@@ -191,7 +191,7 @@ async def test_requests_that_wait_are_counted_until_their_stream_is_made(redis_c
         session = ResponsesSession(socket, world.gateway, lambda trace, error: None)
         world.pools_link.pause()  # creates wait for their places
         for _ in range(3):
-            session.take(create(world))
+            await session.take(create(world))
         assert 3800 < bodies.total < 5000, "one runs, one waits"
         (over,) = wire.sent
         assert (over["status"], over["error"]["code"]) == (429, "too_many")
@@ -207,12 +207,12 @@ async def test_warm_ups_to_a_client_that_does_not_read(redis_client: RedisClient
         socket = socket_on(wire, world.gateway.bodies, world.gateway.histories)
         session = ResponsesSession(socket, world.gateway, lambda trace, error: None)
         for number in range(4):
-            session.take(create(world, generate=False, stream_id=f"l{number}", instructions="y" * 30_000))
+            await session.take(create(world, generate=False, stream_id=f"l{number}", instructions="y" * 30_000))
         await session.wait_for_tasks()
         assert socket.close_code is None and len(wire.sent) == 12 and world.gateway.histories.total > 0
         socket.connection_paused()
         for number in range(4):
-            session.take(create(world, generate=False, stream_id=f"l{number}", instructions="y" * 30_000))
+            await session.take(create(world, generate=False, stream_id=f"l{number}", instructions="y" * 30_000))
         await session.wait_for_tasks()
         assert socket.close_code == 4408
         socket.recent.clear()
@@ -245,7 +245,7 @@ async def test_an_unexpected_error_closes_the_socket(
             raise RuntimeError("boom")
 
         monkeypatch.setattr(world.gateway.streams, "create", broken)
-        session.take(create(world))
+        await session.take(create(world))
         await session.wait_for_tasks()
         await asyncio.sleep(0)
         assert socket.close_code == 1011 and "work of a websocket failed" in caplog.text
@@ -263,7 +263,7 @@ async def test_a_fork_waits_until_its_parent_is_remembered(redis_client: RedisCl
         parent.end("completed")
         wire: Any = socket._connection
         session = ResponsesSession(socket, world.gateway, lambda trace, error: None)
-        session.take(create(world, generate=False, stream_id="fork", previous_response_id="resp_parent"))
+        await session.take(create(world, generate=False, stream_id="fork", previous_response_id="resp_parent"))
         await asyncio.sleep(0.05)
         assert not wire.sent, "neither found nor refused"
         piece, size = await pack([{"role": "user", "content": "Hello"}])
@@ -284,11 +284,11 @@ async def test_a_fork_does_not_wait_for_a_parent_that_failed_unexpectedly(
             raise RuntimeError("boom")
 
         monkeypatch.setattr(SocketSteering, "required", broken)
-        session.take(create(world, stream_id="parent"))
+        await session.take(create(world, stream_id="parent"))
         parent = socket.lanes.running["parent"]
         await eventually(lambda: parent.response, "the parent to have an id")
         assert SocketSteering(socket, world.gateway).receive(WHO, Steer(parent.response, msgspec.Raw(b'"more"')))
-        session.take(create(world, generate=False, stream_id="fork", previous_response_id=parent.response))
+        await session.take(create(world, generate=False, stream_id="fork", previous_response_id=parent.response))
         parent.end("completed")  # in the same turn of the loop: the fork looks before the parent's task goes on
         async with asyncio.timeout(10):
             await session.wait_for_tasks()
@@ -313,10 +313,10 @@ async def test_a_response_that_has_no_id_yet_is_neither_steered_nor_continued(re
         socket = socket_on(wire, world.gateway.bodies)
         session = ResponsesSession(socket, world.gateway, lambda trace, error: None)
         world.pools_link.pause()  # the create waits for its place
-        session.take(create(world))
+        await session.take(create(world))
         await asyncio.sleep(0)
-        session.take('{"type":"response.steer","previous_response_id":"","input":"x"}')
-        session.take(create(world, previous_response_id="", stream_id="b"))
+        await session.take('{"type":"response.steer","previous_response_id":"","input":"x"}')
+        await session.take(create(world, previous_response_id="", stream_id="b"))
         await eventually(lambda: len(wire.sent) == 2, "the answers")
         codes = [event["error"]["code"] for event in wire.sent]
         assert codes == ["response_not_found", "previous_response_not_found"]
