@@ -48,7 +48,7 @@
     │   └── EngineLost               the engine died before the stream ended; retriable
     ├── StreamLost 502 / 1011        the log and its producer are both lost; retriable
     │   └── StreamReset              frames that the reader has seen are void; a read from the beginning has the others
-    ├── DeadlineExceeded 504 / 1011
+    ├── DeadlineExceeded 504 / 1011  the request's deadline has passed, or, retriable, its time in the queue
     └── StreamFailed                 a stream's recorded failure, with the recorded policy
 
 The numbers are HTTP status and WebSocket close code. Transports catch StreamGwError and encode it in the request's

@@ -50,7 +50,13 @@ _NO_REPLICA = ReplicaId("")
 _AT_ONCE_MAX = 256
 """Concurrent calls; the process has others to serve."""
 
-WAITED = DeadlineExceeded("no replica had room in time; retry later")
+
+class _QueueTimeOver(DeadlineExceeded):
+    retriable = True
+
+
+LATE = DeadlineExceeded("the request's deadline passed while it waited for a replica")
+WAITED = _QueueTimeOver("no replica had room in time; retry later")
 LOST = ReplicaLost("the replica that produced this stream died; retry the request")
 NO_ROOM = ReplicaLost("this stream lost its replica, and no other had room in time; retry the request")
 
@@ -263,9 +269,11 @@ class LeaseReaper:
     async def _end_overdue(self, pool: str, stream: StreamId) -> bool:
         """End a stream that waited in the queue too long. False: it had ended before."""
         work = await self._work(pool, stream)
-        # One that lost its replica can be sent again, unless its own deadline has passed
-        is_lost = work is not None and work.tried and wait_s(work, self._clock.now_us()) > 0
-        error = NO_ROOM if is_lost else WAITED
+        error: StreamGwError = WAITED
+        if work is not None and not wait_s(work, self._clock.now_us()):
+            error = LATE
+        elif work is not None and work.tried:
+            error = NO_ROOM
         fenced = await self._streams.fence(stream, None, self._random.token_hex(4), ErrorInfo.of(error))
         if fenced:
             await self._bill(pool, work, error)

@@ -11,7 +11,15 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError, Unsupported
+from stream_fabric.errors import (
+    BadRequest,
+    BodyTooLarge,
+    DeadlineExceeded,
+    MethodNotAllowed,
+    RequestTimeout,
+    StreamGwError,
+    Unsupported,
+)
 from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX, JSON_CONTAINERS_MAX, UNSENT_COUNTED_BYTES
 from stream_fabric.ports import Clock, Random
@@ -208,9 +216,10 @@ class Request:
         headers = [JSON, *error.headers]
         if stream is not None:
             headers.append((b"x-stream-id", stream.encode()))
-        if error.retry_after_s is not None:
+        is_late = error.code == DeadlineExceeded.code  # sent again at once, it makes a surge three times as large
+        if error.retry_after_s is not None and not is_late:
             headers.append((b"retry-after", str(error.retry_after_s).encode()))
-        if (error.http_status >= 500 or error.http_status in _RETRIED) and not error.retriable:
+        if (error.http_status >= 500 or error.http_status in _RETRIED) and (is_late or not error.retriable):
             headers.append((b"x-should-retry", b"false"))  # else clients send the request again, at the caller's cost
         if error.http_status == 401:
             headers.append((b"www-authenticate", b"Bearer"))

@@ -584,27 +584,31 @@ async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -
     ]
 
 
-async def test_a_stream_that_lost_its_replica_and_found_no_room_in_time_can_be_sent_again(pool: Pool) -> None:
+async def test_a_stream_that_found_no_room_in_time_can_be_sent_again(pool: Pool) -> None:
     """One whose own deadline passed cannot."""
     streams = Streams(pool, replica("any"))
-    lost, late = new_stream(), new_stream()
+    now_ms = time.time_ns() // 1_000_000
+    cases = [(tried, deadline_ms) for deadline_ms in (0, now_ms) for tried in ((), (replica("dead"),))]
+    asked_for = [new_stream() for _ in cases]
     await pool.renew(replica("full"), state="draining")
-    for stream, deadline_ms in ((lost, 0), (late, time.time_ns() // 1_000_000)):
+    for stream, (tried, deadline_ms) in zip(asked_for, cases, strict=True):
         await streams.log.create(stream, Epoch(1, "aa"), ACME, b"{}", GatewayId("g"))
-        asked = msgspec.structs.replace(work(stream), tried=(replica("dead"),))
+        asked = msgspec.structs.replace(work(stream), tried=tried)
         asked = msgspec.structs.replace(
             asked, request=msgspec.structs.replace(asked.request, deadline_unix_ms=deadline_ms)
         )
-        await pool.pools.place(pool.name, asked, [], wait_s=0.0, jitter=0.0, instead=asked.tried[0])
+        instead = tried[0] if tried else None
+        await pool.pools.place(pool.name, asked, [], wait_s=0.0, jitter=0.0, instead=instead)
     await reaper_of(pool, streams.log)._sweep_queue(pool.name)
     errors = []
-    for stream in (lost, late):
+    for stream in asked_for:
         page = await streams.log.watch(stream, ACME, None, BEGINNING)
         assert page is not None
         end = decode(page.entries[-1].frames)
         assert isinstance(end, End) and end.error is not None
         errors.append((end.error.code, end.error.retriable))
-    assert errors == [("replica_lost", True), ("deadline_exceeded", False)]
+    late = ("deadline_exceeded", False)
+    assert errors == [("deadline_exceeded", True), ("replica_lost", True), late, late]
 
 
 async def _gone(pool: Pool, name: ReplicaId) -> bool:

@@ -298,7 +298,15 @@ async def test_a_request_that_waits_too_long_fails_with_the_reason(platform: Run
         async with narrow.create(chat(5, model=NARROW)) as waiting:
             found = events(await waiting.rest())
         assert 2.5 < asyncio.get_running_loop().time() - began < 10
-        assert found[-1].json["error"]["code"] == "deadline_exceeded"
+        error = found[-1].json["error"]
+        assert (error["code"], error["retriable"]) == ("deadline_exceeded", True)
+        key = {"idempotency-key": f"waited-{time.time_ns()}"}
+        whole = await narrow.ask("POST", "/v1/chat/completions", chat(5, model=NARROW, stream=False), key)
+        assert refusal(whole, 504, "deadline_exceeded")["retriable"] is True
+        assert whole.headers["x-should-retry"] == "false", "SDKs would make the surge three times as large"
+        assert "retry-after" not in whole.headers
+    await until_idle(platform, NARROW)
+    assert (await narrow.ask("POST", "/v1/chat/completions", chat(5, model=NARROW, stream=False), key)).status == 200
 
 
 async def test_a_deadline_holds_in_the_queue_and_at_the_engine(platform: Running, narrow: Gate) -> None:
@@ -312,8 +320,10 @@ async def test_a_deadline_holds_in_the_queue_and_at_the_engine(platform: Running
             found = events(await exchange.rest())
             assert len(found) > 5
             assert found[-1].json["error"]["code"] == "deadline_exceeded"
+            assert not found[-1].json["error"]["retriable"]
         assert 0.5 < asyncio.get_running_loop().time() - began < 8
-        assert events(await waiting.rest())[-1].json["error"]["code"] == "deadline_exceeded"
+        error = events(await waiting.rest())[-1].json["error"]
+        assert (error["code"], error["retriable"]) == ("deadline_exceeded", False)
     # The engine was told, too: its slots are free
     async with narrow.create(chat(3, model=NARROW)) as exchange:
         assert events(await exchange.rest())[-1].data == DONE
