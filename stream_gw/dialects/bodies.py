@@ -56,7 +56,7 @@ _SECONDS = r"(([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2})(\.[0-9]+)?|3600)"
 _OnDisconnect = Annotated[str, Meta(pattern=rf"^(continue|cancel_after={_SECONDS})$", examples=["cancel_after=30"])]
 Tier = Literal["priority", "fast", "interactive", "auto", "default", "scale", "standard", "flex", "batch", "free"]
 Tokens = Annotated[int, Meta(ge=1, le=_INT_MAX)]
-_TokensOrNone = Annotated[int, Meta(ge=0, le=_INT_MAX)]
+TokensOrNone = Annotated[int, Meta(ge=0, le=_INT_MAX)]
 Repairs = Annotated[int, Meta(ge=0, le=REPAIRS_MAX)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _NotStreamed = Annotated[bool | None, Meta(extra_json_schema={"type": ["boolean", "null"], "enum": [False, None]})]
@@ -134,9 +134,9 @@ class CompletionsBody(_Generation, kw_only=True):
     The engine gets `max_completion_tokens` as `max_tokens`, which it reads.
     """
 
-    max_tokens: _TokensOrNone | None = None
+    max_tokens: TokensOrNone | None = None
     """Maximum tokens of one choice; 0, only with `echo`: the prompt alone."""
-    max_completion_tokens: _TokensOrNone | None = None
+    max_completion_tokens: TokensOrNone | None = None
     """Maximum tokens of one choice; goes before `max_tokens`."""
     prompt: _Prompt
     """A string, or a list of strings, of token ids, or of lists of token ids. Choice `i` of prompt `p` has the index

@@ -40,6 +40,9 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Settings that the dialect repeats in its answers, as a JSON object."""
     compaction: str = ""
     """Sealed content of the compaction that the answer begins with; empty: it begins with none."""
+    prompt_only: bool = False
+    """The request wants its prompt in the KV cache and no answer. Engines make one token, which its readers do not
+    get."""
 
     @property
     def own_dialect(self) -> str:
@@ -62,6 +65,7 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
             message_id=request.message_id,
             settings=request.settings,
             compaction=request.compaction,
+            prompt_only=request.max_tokens == 0 and request.kind == "chat",
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from stream_fabric.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX
 from tests.dialects.anthropic.fold import fold
 from tests.dialects.fold import named_events as events
-from tests.gateway.wire import MODEL, Gate, chat, text_of_chunks
+from tests.gateway.wire import MODEL, Gate, after_heartbeat, chat, text_of_chunks
 
 DIALECT = "anthropic.messages"
 VERSION = {"anthropic-version": "2026-10-21"}
@@ -106,6 +106,19 @@ async def test_a_conversation_through_the_other_dialect_finds_its_prefix(one: Ga
     placed = await one.ask("GET", f"/v1/streams/{second.headers['x-stream-id']}/placement")
     (placement,) = placed.json["placements"]
     assert placement["reason"] == "prefix", "the gateway knew which replica has it"
+
+
+async def test_a_prompt_alone_warms_the_cache_and_makes_no_answer(one: Gate) -> None:
+    for streamed in (False, True):
+        said = [{"role": "user", "content": f"A long question about lakes, {streamed}. " * 300}]
+        body = {"model": MODEL, "messages": said, "max_tokens": 0, "thinking": {"type": "adaptive"}, "stream": streamed}
+        warmed = await one.ask("POST", "/v1/messages", body)
+        message = warmed.json if not streamed else fold([data for data, _ in events(after_heartbeat(warmed.body))])
+        assert (warmed.status, message["content"], message["stop_reason"]) == (200, [], "max_tokens"), warmed
+        assert message["usage"]["output_tokens"] == 1, "what the engine made, and the bill has"
+        asked = await one.ask("POST", "/v1/messages", body | {"max_tokens": 4, "stream": False})
+        prompt = message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]
+        assert asked.json["usage"]["cache_read_input_tokens"] > prompt * 0.9
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from stream_fabric.limits import MESSAGES_MAX, USER_CHARS_MAX
-from stream_gw.dialects.bodies import Common, Repairs, Tier, Tokens
+from stream_gw.dialects.bodies import Common, Repairs, Tier, TokensOrNone
 from stream_gw.dialects.requests import MODEL_CHARS_MAX, STOPS_MAX
 
 _TEXT: dict[str, Any] = {
@@ -122,7 +122,8 @@ _System = Annotated[Any, Meta(extra_json_schema={"anyOf": [*_content(_TEXT)["any
 class MessagesBody(Common, kw_only=True):
     """Body of `POST /v1/messages` in Anthropic's format. Other fields go to the engine unchanged."""
 
-    max_tokens: Tokens
+    max_tokens: TokensOrNone
+    """Maximum tokens of the answer; 0: the prompt goes into the KV cache, and the message is empty."""
     messages: _Turns
     stream: bool | None = None
     """True: the answer is a stream of server-sent events."""

@@ -198,7 +198,7 @@ class MessagesEncoder(Encoder):
         return [_json({"type": "message_start", "message": message})]
 
     def _open(self, frame: Open) -> list[bytes]:
-        type_ = _content_type(frame)
+        type_ = None if self.facts.prompt_only else _content_type(frame)
         if type_ is None:
             self._passed = self._passed or set()
             self._passed.add(b"%d" % frame.block)
@@ -310,6 +310,8 @@ class MessagesEncoder(Encoder):
             return [error_body(from_info(info), None, stream_id=self.facts.stream, cursor=cursor)]
         bodies = [*self._opening_chunks(), *self._close_all()]
         reason, sequence = stop_reason(self._finish, refused=self._refused, used_tool=self._used_tool)
+        if self.facts.prompt_only:
+            reason, sequence = "max_tokens", None
         delta: dict[str, Any] = {"stop_reason": reason, "stop_sequence": sequence}
         if reason == "refusal":
             delta["stop_details"] = {"type": "refusal", "category": None, "explanation": None}

@@ -68,11 +68,13 @@ class _OutputConfig(msgspec.Struct):
 def parse_messages(body: bytes) -> CreateRequest:
     """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
     fields = read_fields(body, "messages")
-    limit = bounded(fields, "max_tokens", 1, _TOKENS_MAX)
+    limit = bounded(fields, "max_tokens", 0, _TOKENS_MAX)
     if limit is None:
         raise BadRequest("max_tokens is missing", param="max_tokens")
     made, messages = _chat(fields)
-    made["max_tokens"] = Raw(_encode(limit))
+    made["max_tokens"] = Raw(_encode(limit or 1))  # engines make one token at least
+    if not limit and "response_format" in made:
+        raise BadRequest("max_tokens 0 makes no answer; leave output_config.format out", param="max_tokens")
     stops = field(fields, "stop_sequences", list[str] | None)
     if stops:
         if len(stops) > STOPS_MAX:

@@ -64,6 +64,11 @@ def test_settings() -> None:
     }
 
 
+def test_a_prompt_alone_makes_the_engine_generate_one_token() -> None:
+    request = parsed(max_tokens=0)
+    assert (request.max_tokens, engine(max_tokens=0)["max_tokens"]) == (0, 1)
+
+
 def test_a_chats_name_of_the_limit_does_not_replace_max_tokens() -> None:
     request = parsed(max_completion_tokens=100_000)
     assert request.max_tokens == 9, "limits and budgets reserve this"
@@ -205,7 +210,11 @@ def test_a_count_of_tokens() -> None:
     ("wrong", "words"),
     [
         ({"max_tokens": None}, "max_tokens is missing"),
-        ({"max_tokens": 0}, "max_tokens must be"),
+        ({"max_tokens": -1}, "max_tokens must be"),
+        (
+            {"max_tokens": 0, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "max_tokens 0 makes no answer",
+        ),
         ({"messages": []}, "messages must be a list"),
         ({"messages": ["hi"]}, "messages.0 must be an object"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0 must be an object whose role"),
