@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stream_fabric.accounts.records import Record, row_days
+from stream_fabric.accounts.records import Record, TenantRecord, row_days
 from stream_fabric.errors import FabricError
 from stream_fabric.moderation.moderator import Moderator, open_moderator
 from stream_fabric.ports import EventSink, Random, Subscribe
@@ -84,6 +84,7 @@ def key_store(settings: GatewaySettings) -> KeyStore:
     database, as they are published. Raises ValueError when there are none, or the keys file is wrong."""
     dev_key, pepper = settings.dev_key.get_secret_value(), settings.key_pepper.get_secret_value()
     records: list[Record] = []
+    dev: TenantRecord | None = None
     if settings.keys_file is not None:
         try:
             records = read_keys_file(settings.keys_file)
@@ -93,14 +94,14 @@ def key_store(settings: GatewaySettings) -> KeyStore:
         except ValueError as error:
             raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
     elif dev_key:
-        records = [dev_record(DEV_TENANT, dev_key)]
+        dev = dev_record(DEV_TENANT, dev_key)
     elif not pepper:
         raise ValueError(
             "no keys: set STREAM_GW_KEY_PEPPER and add tenants with stream-gw tenants, or set STREAM_GW_KEYS_FILE to a "
             "TOML file of tenants (stream-gw key makes an entry)"
         )
     previous = settings.key_pepper_previous.get_secret_value()
-    return KeyStore(records, pepper=pepper.encode(), previous=previous.encode(), published=bool(pepper))
+    return KeyStore(records, dev=dev, pepper=pepper.encode(), previous=previous.encode(), published=bool(pepper))
 
 
 def _token_secrets(settings: GatewaySettings, random: Random) -> list[bytes]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
-from openai import NotFoundError, OpenAI
+from openai import AuthenticationError, NotFoundError, OpenAI
 
 from stream_gw.cli.commands import up
 from stream_gw.cli.platform.platform import Platform, UpOptions
@@ -64,6 +66,37 @@ async def test_conversations_work_in_a_plain_up_and_outlive_it(tmp_path: Path) -
         assert after.status == "completed", "the secret that opens compactions outlives the run"
 
 
+def _made(url: str, path: str, body: dict[str, str]) -> dict[str, Any]:
+    headers = {"authorization": "Bearer sk-dev", "content-type": "application/json"}
+    request = Request(f"{url}/v1/admin/{path}", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=20) as answer:
+        made: dict[str, Any] = json.load(answer)
+    return made
+
+
+def test_keys_are_made_in_a_plain_up_and_outlive_it(tmp_path: Path) -> None:
+    """A tenant dev of the database has the development key too."""
+    env, keys = {"XDG_STATE_HOME": str(tmp_path)}, []
+    pepper = tmp_path / "stream-gw" / "key-pepper"
+    with _up(**env) as (process, clients):
+        url = process.facts["gateways"][0]["url"]
+        for tenant in ("acme", "dev"):
+            _made(url, "tenants", {"id": tenant})
+            keys.append(_made(url, "keys", {"tenant": tenant})["key"])
+        for client in clients:
+            for key in ("sk-dev", *keys):
+                assert client.with_options(api_key=key).models.list().data
+    assert stat.S_IMODE(pepper.stat().st_mode) == 0o600
+    with _up("--gateways", "1", **env) as (_, (only,)):
+        for key in ("sk-dev", *keys):
+            assert only.with_options(api_key=key).models.list().data
+    with (
+        _up("--gateways", "1", **env, STREAM_GW_KEY_PEPPER="another of 16 bytes") as (_, (only,)),
+        pytest.raises(AuthenticationError),
+    ):
+        only.with_options(api_key=keys[0]).models.list()
+
+
 def test_up_without_a_database_says_which_setting_gives_one() -> None:
     with _up("--gateways", "1", "--no-database", STREAM_GW_DATABASE_URL="sqlite:////nonexistent/x") as (
         process,
@@ -83,7 +116,7 @@ def test_up_warns_once_of_a_variable_that_nothing_reads() -> None:
 @pytest.mark.parametrize(
     ("options", "database", "says"),
     [
-        (UpOptions(), True, "(stored responses, conversations)"),
+        (UpOptions(), True, "(stored responses, conversations, keys)"),
         (UpOptions(), False, "none, so no conversations: pip install 'stream-gw[tenants]'"),
         (
             UpOptions(redis_url="redis://r"),

@@ -216,7 +216,7 @@ def print_addresses(running: Platform) -> None:
     elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
         lines.append(("traces", "not kept: pip install 'stream-gw[chdb]'"))
     if running.database:
-        lines.append(("database", f"{running.database} (stored responses, conversations)"))
+        lines.append(("database", f"{running.database} (stored responses, conversations, keys)"))
     elif options.database is not False and not os.environ.get("STREAM_GW_DATABASE_URL"):
         why = "set STREAM_GW_DATABASE_URL or --database" if options.redis_url else "pip install 'stream-gw[tenants]'"
         lines.append(("database", f"none, so no conversations: {why}"))

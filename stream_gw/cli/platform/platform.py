@@ -232,12 +232,13 @@ def _gateway_starts(children: Children, options: UpOptions, env: dict[str, str])
 
 def _gateway_secrets(running: Platform) -> dict[str, str]:
     """Variables of the gateways' database and secrets. What the database holds outlives a run, so the secret that seals
-    compactions lies beside it."""
+    compactions and the pepper of the keys lie beside it."""
     if running.database is None or running.state_folder is None:
         return {"STREAM_GW_TOKEN_SECRET": secrets.token_hex(32)}
     return {
         "STREAM_GW_DATABASE_URL": f"sqlite:///{running.database}",
         "STREAM_GW_TOKEN_SECRET": running.state_folder.secret("token-secret"),
+        "STREAM_GW_KEY_PEPPER": os.environ.get("STREAM_GW_KEY_PEPPER") or running.state_folder.secret("key-pepper"),
     }
 
 
