@@ -689,7 +689,9 @@ async def test_reports_that_cross_do_not_take_a_stream_away_that_was_given_back(
     async with running(redis_url) as (bench, _):
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         await bench.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
-        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000})
+        body = msgspec.json.encode(
+            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000, "ignore_eos": True}
+        )
         work = Work(EngineRequest(stream, "chat", "sim-small", msgspec.Raw(body)), "1.aa", ACME, b"{}", None)
         assert isinstance(await bench.pools.place(bench.pool, work, [], wait_s=60, jitter=0.0), Queued)
         lease = bench.agent.lease

@@ -17,6 +17,9 @@ from stream_fabric.stream.ids import StreamId, derived_id
 _TOP_LOGPROBS_MAX = 20
 _CHOICES_MAX = 128
 """Choices of a prompt whose rest may be asked for."""
+_BOUND_TOKENS = 8192
+"""A ``max_tokens`` from here on only bounds a text, as agents mean it: the text ends at its natural length, unless the
+request has ``ignore_eos``. One that exceeds the KV cache is refused."""
 _WORD = re.compile(r"[a-z0-9]+")
 _VERBS = ("find", "get", "list", "search", "set")
 """Words of a function's name that its users leave out."""
@@ -47,23 +50,15 @@ class Answer:
         self._top = _top_logprobs(body)
         self._finish = "stop"
         self._detail: msgspec.Raw | None = None
-        asked = body.get("max_completion_tokens") or body.get("max_tokens")
-        if asked == 0:  # vLLM too makes one token where only the prompt is asked for
-            asked = 1
-        spread = settings.length_max - settings.length_min + 1
-        natural = settings.length_min + prompt.number("length", self._seed) % spread
-        self.length = asked or max(natural, int(body.get("min_tokens") or 0))
-        if settings.context and self.length > settings.context - prompt.tokens:
-            self.length = asked = settings.context - prompt.tokens
-        self._natural = asked is None
-        self._pieces = self._choose_output(body, asked)
+        self.length = 0
+        self._pieces = self._choose_output(body, settings)
         self.tokens_made = 0
         self.thought = 0
         """Tokens of reasoning."""
         self._told = 0
         self.ended = False
 
-    def _choose_output(self, body: dict[str, Any], asked: int | None) -> Iterator[Piece]:
+    def _choose_output(self, body: dict[str, Any], settings: SimSettings) -> Iterator[Piece]:
         """Choose what the request asks for (tool call, JSON or text) and return its output."""
         tool = _requested_function(body, self._prompt)
         format_ = body.get("response_format") or {}
@@ -79,15 +74,7 @@ class Answer:
             self.length = len(tokens)
             return self._to_pieces([("text", iter(tokens), None, None)])
         stops = body.get("stop") or []
-        endless = words(self._prompt, self._seed)
-        if self._prompt.continued:
-            said, endless = skip(endless, self._prompt.continued)
-            if self._natural:
-                if said >= self.length:  # only the end is missing
-                    endless = iter([""])
-                self.length = max(1, self.length - said)
-        if asked:
-            self._finish = "length"
+        endless = self._text(body, settings)
         if stops:
             endless = self._cut_at_stop(endless, [stops] if isinstance(stops, str) else stops)
         if body.get("reasoning_effort") or (body.get("chat_template_kwargs") or {}).get("enable_thinking"):
@@ -96,6 +83,27 @@ class Answer:
                 [("reasoning", islice(endless, thoughts), None, None), ("text", endless, None, None)]
             )
         return self._to_pieces([("text", endless, None, None)])
+
+    def _text(self, body: dict[str, Any], settings: SimSettings) -> Iterator[str]:
+        """Choose how many tokens a text has and why it ends; return its tokens after those that were said before."""
+        prompt = self._prompt
+        said, rest = skip(words(prompt, self._seed), prompt.continued)
+        spread = settings.length_max - settings.length_min + 1
+        natural = settings.length_min + prompt.number("length", self._seed) % spread
+        natural = max(natural, int(body.get("min_tokens") or 0))
+        asked = body.get("max_completion_tokens") or body.get("max_tokens")
+        if asked == 0:  # vLLM too makes one token where only the prompt is asked for
+            asked = 1
+        bounds = range(max(_BOUND_TOKENS, natural) - said, settings.num_blocks * settings.block_size)
+        if asked is None or (asked in bounds and not body.get("ignore_eos")):
+            self.length = max(1, natural - said)
+            if said >= natural:  # only the end is missing
+                rest = iter([""])
+        else:
+            self.length, self._finish = asked, "length"
+        if settings.context and self.length > settings.context - prompt.tokens:
+            self.length, self._finish = settings.context - prompt.tokens, "length"
+        return rest
 
     def _cut_at_stop(self, tokens: Iterator[str], stops: list[str]) -> Iterator[str]:
         """Yield the tokens before the first stop string; hold back text that may belong to a stop string."""

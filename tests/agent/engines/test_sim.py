@@ -229,7 +229,7 @@ def test_what_cannot_be_read_ends_as_the_client_s_fault() -> None:
         endless = {"type": "array", "minItems": 1 << 40}
         for request in (
             chat(1, n="many"),
-            chat(2, max_tokens=1_000_000),
+            chat(2, max_tokens=1_000_000, ignore_eos=True),
             chat(3, messages=7),
             chat(4, response_format=_schema({"enum": []})),
             chat(5, response_format=_schema(endless)),
@@ -248,6 +248,23 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
+def test_a_great_limit_only_bounds_an_answer() -> None:
+    """Agents send the most that a model may answer with every request."""
+
+    async def main() -> None:
+        engine = await started("itl_ms=1,ttft_ms=0")
+        free = await answer(engine, chat(1))
+        for tokens in (8192, 32_000):
+            sink = await answer(engine, chat(2, max_tokens=tokens))
+            assert (sink.body(), sink.choice_ends()[0].finish_reason) == (free.body(), "stop")
+        for exact in ({"max_tokens": 8191}, {"max_tokens": 8192, "ignore_eos": True}):
+            sink = await answer(engine, chat(4, **exact))
+            assert (sink.end_usage.output, sink.choice_ends()[0].finish_reason) == (exact["max_tokens"], "length")
+        await engine.close()
+
+    run_virtual(main())
+
+
 def test_a_stop_string_is_looked_for_as_tokens_are_made() -> None:
     """Neither the whole answer is made beforehand, nor does a beginning of the stop string leave."""
 
@@ -256,7 +273,7 @@ def test_a_stop_string_is_looked_for_as_tokens_are_made() -> None:
         whole = (await answer(engine, chat(1, max_tokens=200))).body()
         begun_s = time.process_time()
         sink = Recorder()
-        engine.submit(chat(2, max_tokens=400_000, stop=[whole[300:330], "never said"]), sink)
+        engine.submit(chat(2, max_tokens=400_000, ignore_eos=True, stop=[whole[300:330], "never said"]), sink)
         assert time.process_time() - begun_s < 0.2
         await asyncio.wait_for(sink.ended.wait(), 3600)
         assert sink.body() == whole[: whole.index(whole[300:330])]
