@@ -128,9 +128,7 @@ def _add_reasoning(fields: dict[str, Raw], made: dict[str, Raw]) -> None:
     """Translate ``thinking`` and ``output_config`` into what chat templates and vLLM read."""
     config = field(fields, "output_config", _OutputConfig | None) or _OutputConfig()
     if config.effort is not None:
-        made.setdefault(
-            "reasoning_effort", Raw(_encode("high" if config.effort in ("xhigh", "max") else config.effort))
-        )
+        made.setdefault("reasoning_effort", Raw(_encode(config.effort)))
     older = field(fields, "output_format", _Format | None)
     if older is not None and config.format is not None:
         raise BadRequest("send output_config.format or output_format, not both", param="output_format")

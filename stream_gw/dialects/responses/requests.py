@@ -39,8 +39,6 @@ _REFUSED = {
     "image": "no images are made here",
 }
 """Fields that this API does not have, but the engine's has, and those that need what is not here; with what to do."""
-_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""Efforts that engines do not know, by the one next to them."""
 _TOLD_TIERS = {"auto": "default", "scale": "default", "fast": "priority"}
 """Tiers as a response tells them, as in OpenAI's API, where the request may name them otherwise."""
 _CALLERS = ("model", "user", "session_id", "service_tier")
@@ -323,7 +321,7 @@ def _add_reasoning(fields: dict[str, Raw], made: dict[str, Raw], settings: Json)
         # Models name their switch differently; a template passes over a name that it does not know
         made["chat_template_kwargs"] = Raw(_encode({"enable_thinking": False, "thinking": False, **own}))
     elif effort is not None:
-        made.setdefault("reasoning_effort", Raw(_encode(_EFFORTS.get(effort, effort))))
+        made.setdefault("reasoning_effort", Raw(_encode(effort)))
 
 
 def _add_callers(asked: Asked, made: dict[str, Raw], settings: Json) -> None:

@@ -96,7 +96,10 @@ def test_thinking_and_effort() -> None:
     assert engine(thinking={"type": "disabled"})["chat_template_kwargs"]["enable_thinking"] is False
     own = engine(thinking={"type": "adaptive"}, chat_template_kwargs={"enable_thinking": False, "a": 1})
     assert own["chat_template_kwargs"] == {"enable_thinking": False, "thinking": True, "a": 1}
-    assert engine(output_config={"effort": "max"})["reasoning_effort"] == "high"
+    for effort in ("low", "xhigh", "max"):
+        assert engine(output_config={"effort": effort})["reasoning_effort"] == effort, (
+            "templates know levels of their own"
+        )
     format_ = {"type": "json_schema", "schema": {"type": "object"}}
     schema = {"name": "output", "schema": {"type": "object"}, "strict": True}
     made = engine(output_config={"format": format_})["response_format"]

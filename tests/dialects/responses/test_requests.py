@@ -254,8 +254,8 @@ def test_formats_of_the_answer() -> None:
     ("effort", "told"),
     [
         ("low", {"reasoning_effort": "low"}),
-        ("minimal", {"reasoning_effort": "low"}),
-        ("xhigh", {"reasoning_effort": "high"}),
+        ("minimal", {"reasoning_effort": "minimal"}),
+        ("xhigh", {"reasoning_effort": "xhigh"}),
         ("none", {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}),
         (None, {}),
     ],
