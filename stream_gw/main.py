@@ -194,7 +194,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         contents, clock, name, settings.region, settings.trace_one_in, receive, directory.loaded, process.spans.receive,
         lambda tenant: row_days(process.keys.plan(tenant)),
     )  # fmt: skip
-    positions = QueuePositions(pools, directory, clock.now_us)
+    positions = QueuePositions(pools, directory, clock.now_us, hub.local)
     parts = GatewayParts(
         name, settings, process.authenticator, log, pools, RedisIndex(client), accounts, clock, random, hub, directory,
         positions, tracer, contents,
@@ -214,7 +214,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     reporter = FailoverReporter(CountingSink(metrics.receive, sink), clock, log, unbilled)
     upkeep = [
         *(source.run() for source in sources),
-        Watchdog(hub, directory.holder_of, Failover(cells, log, clock, random, reporter)).run(),
+        Watchdog(hub, positions.holder_of, Failover(cells, log, clock, random, reporter)).run(),
         edge.sweep(),
         edge.end_recalled_links(),
         keep_partitions(client, process.partitions.count),

@@ -33,7 +33,7 @@ from stream_fabric.pool.queue import Lane
 from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId, started_s
-from stream_gw.routing.holders import Holder, holder_of
+from stream_gw.routing.holders import Holder, OnQueued, holder_of, ignore
 from stream_gw.routing.homes import Homes
 from stream_gw.routing.models import LoadedModels, UnknownModels
 from stream_gw.routing.pool_reader import KeptRead, PoolReader, PoolReads
@@ -353,11 +353,11 @@ class Directory:
         """Record that a request that went to the replica has ended."""
         self._view(self._pool_by_replica.get(replica, "")).ended()
 
-    async def holder_of(self, replica: ReplicaId | None, stream: StreamId) -> Holder:
-        """Return who has the stream: in flight, in an inbox, or in a queue.
+    async def holder_of(self, replica: ReplicaId | None, stream: StreamId, on_queued: OnQueued = ignore) -> Holder:
+        """Return who has the stream: in flight, in an inbox, or in a queue, with whose pool ``on_queued`` is called.
 
         ``replica``: the stream's last known producer, whose pool is asked first. None: no producer has begun.
         Raises FabricError if nobody alive has it and a pool does not answer.
         """
         home = self._pool_by_replica.get(replica) if replica is not None else None
-        return await holder_of(self._pools, self._by_pool, home, stream)
+        return await holder_of(self._pools, self._by_pool, home, stream, on_queued)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
+from typing import TypeAlias
 
 from stream_fabric.errors import FabricError
 from stream_fabric.pool.records import ReplicaInfo
@@ -13,6 +14,13 @@ from stream_fabric.ports import Pools
 from stream_fabric.process.slots import SLOT_S, Slots
 from stream_fabric.stream.ids import StreamId
 from stream_gw.routing.pool_reader import CONCURRENT_READS_MAX
+
+OnQueued: TypeAlias = Callable[[str], None]
+"""Called with the pool in whose queue a stream is."""
+
+
+def ignore(pool: str) -> None:
+    """Do nothing with the pool."""
 
 
 class Holder(IntEnum):
@@ -26,16 +34,24 @@ class Holder(IntEnum):
 
 
 async def holder_of(
-    pools: Pools, replicas: Mapping[str, Sequence[ReplicaInfo]], home: str | None, stream: StreamId
+    pools: Pools,
+    replicas: Mapping[str, Sequence[ReplicaInfo]],
+    home: str | None,
+    stream: StreamId,
+    on_queued: OnQueued,
 ) -> Holder:
     """Return who of these pools has the stream; ``home`` is asked first.
 
-    ``LIVE`` needs one pool's answer, anything else that of all: raises FabricError where one is missing.
+    ``on_queued`` is called with the pool in whose queue it is. ``LIVE`` needs one pool's answer, anything else that of
+    all: raises FabricError where one is missing.
     """
 
     async def ask(pool: str) -> Holder:
         holder = await pools.holder(pool, stream)
-        if holder == "queue" or any(info.replica == holder for info in replicas.get(pool, ())):
+        if holder == "queue":
+            on_queued(pool)
+            return Holder.LIVE
+        if any(info.replica == holder for info in replicas.get(pool, ())):
             return Holder.LIVE
         return Holder.NOBODY if holder is None else Holder.DEAD
 

@@ -171,7 +171,7 @@ async def in_process(
             HostRandom(),
             hub,
             directory,
-            QueuePositions(linked_pools, directory, clock.now_us),
+            QueuePositions(linked_pools, directory, clock.now_us, hub.local),
             Tracer(heard, clock, name),
         )
         try:

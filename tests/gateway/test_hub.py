@@ -101,9 +101,9 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
         outlet = Reading()
         subscription = hub.expect(asked.stream, tenant, epoch).attach(outlet)
         await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
-        lines = QueuePositions(pools, directory, lambda: 0)
+        lines = QueuePositions(pools, directory, lambda: 0, hub.local)
         lines.add(info.pool, subscription)
-        yield World(hub, Watchdog(hub, directory.holder_of, failover_of(hub.log), every_s=0.02), lines, outlet, proxy)
+        yield World(hub, Watchdog(hub, lines.holder_of, failover_of(hub.log), every_s=0.02), lines, outlet, proxy)
         subscription.close()
         proxy.refuse = False
         await pools.retire(info.pool, info.replica, leaving=True)
@@ -134,6 +134,22 @@ async def test_who_waits_is_told_again_after_an_outage(world: World, caplog: pyt
     telling.cancel()
 
 
+async def test_who_waits_again_is_told_until_more_of_the_stream_comes(world: World) -> None:
+    """The replica of a stream died, and no other has room."""
+    (local,) = world.hub.local.values()
+    local.head = 7
+    telling, watching = (asyncio.create_task(each.run()) for each in (world.lines, world.watchdog))
+    await eventually(lambda: len(world.outlet.places) > 2, "the place in the queue")
+    assert set(world.outlet.places) == {(1, 1)}
+    watching.cancel()
+    local.head = 8
+    await eventually(lambda: not world.lines._by_pool, "the reader to be left out")
+    told = len(world.outlet.places)
+    await asyncio.sleep(0.1)
+    assert len(world.outlet.places) == told
+    telling.cancel()
+
+
 class HalfSilentPools:
     """Pools of which ``silent`` says nothing, with a queued stream each."""
 
@@ -153,7 +169,7 @@ async def test_a_silent_shard_delays_the_queue_positions_of_no_other_pool() -> N
     async with asyncio.TaskGroup() as tasks:
         hub = Hub(GatewayId("g"), cast(StreamLog, AwayLog()), HostClock(), silent, tasks)
         pools, outlets = HalfSilentPools(), {pool: Reading() for pool in ("silent", "works")}
-        lines = QueuePositions(cast(Pools, pools), cast(Directory, pools), lambda: 0)
+        lines = QueuePositions(cast(Pools, pools), cast(Directory, pools), lambda: 0, hub.local)
         readers = []
         for pool, outlet in outlets.items():
             readers.append(hub.expect(StreamId(pool), TenantId("acme"), Epoch(1, "aa")).attach(outlet))

@@ -125,7 +125,7 @@ class GatewayHost(Host):
             keys = keys_of(TenantId("t"), self.w.faults)
             hub.on_read = ZeroRetention(keys, streams, name, hub.spawn).receive_read
             tracer = Tracer(self.w.events, clock, name)
-            lines = QueuePositions(pools, directory, clock.now_us)  # type: ignore[arg-type]
+            lines = QueuePositions(pools, directory, clock.now_us, hub.local)  # type: ignore[arg-type]
             parts = GatewayParts(
                 name,
                 SETTINGS,
@@ -146,7 +146,7 @@ class GatewayHost(Host):
             unbilled = UnbilledDoor(self.link)
             reporter = FailoverReporter(self.w.events, clock, streams, unbilled)  # type: ignore[arg-type]
             failover = Failover(pools, streams, clock, entropy, reporter)  # type: ignore[arg-type]
-            watchdog = Watchdog(hub, directory.holder_of, failover)
+            watchdog = Watchdog(hub, lines.holder_of, failover)
             for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):
                 tasks.create_task(work)
             tasks.create_task(LeaseReaper(pools, streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
