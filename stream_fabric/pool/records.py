@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from stream_fabric.events import Prices
+from stream_fabric.limits import QUEUE_WAIT_S_MAX
 from stream_fabric.pool.placement import DEFAULT_SHARE, FREE_TIER, ReplicaSlot
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
@@ -166,6 +167,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     overflowed."""
     moved: int = 0
     """Producers that drained, and handed the stream on with a token of theirs."""
+    wait_s: float = QUEUE_WAIT_S_MAX
+    """Seconds that the stream may wait in a queue after it has lost its replica."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)

@@ -170,7 +170,7 @@ class Failover:
     ) -> bool:
         """Place a stream that has begun. A batch stream may wait for long: the pool may yield."""
         now_us = self._clock.now_us()
-        most_s = YIELD_WAIT_S_MAX if work.tier == BATCH_TIER else QUEUE_WAIT_S_MAX
+        most_s = YIELD_WAIT_S_MAX if work.tier == BATCH_TIER else work.wait_s
         placed = await self._pools.place(
             pool,
             work,

@@ -9,6 +9,7 @@ import msgspec
 
 from stream_fabric.accounts.records import row_days
 from stream_fabric.errors import BadRequest
+from stream_fabric.limits import QUEUE_WAIT_S_MAX, YIELD_WAIT_S_MAX
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import BATCH_TIER, FREE_TIER, TIERS
 from stream_fabric.pool.plan import route_key
@@ -78,6 +79,7 @@ def make_work(
         retention_s=plan.retention_s,
         retention_days=row_days(plan),
         repairs=repairs,
+        wait_s=min(max(parts.settings.queue_wait_s, QUEUE_WAIT_S_MAX), YIELD_WAIT_S_MAX),
         moderated=plan.moderation == "all" and request.kind in ("chat", "completions"),
     )
     return msgspec.structs.replace(work, facts=encoded_meta(facts, trace.user, work, trace.pool))

@@ -11,7 +11,7 @@ from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.stream.ids import created_ms
-from tests.gateway.in_process import Reading, in_process
+from tests.gateway.in_process import SETTINGS, Reading, in_process
 from tests.support.waiting import eventually
 
 
@@ -46,3 +46,17 @@ async def test_a_skewed_host_neither_shortens_nor_extends_a_deadline(redis_clien
         assert abs(opened.facts.created - began) < 5
         subscription.close()
     reading.cancel()
+
+
+@pytest.mark.parametrize(("setting_s", "kept_s"), [(5.0, 60.0), (300.0, 300.0), (3600.0, 3000.0)])
+async def test_a_stream_that_loses_its_replica_may_wait_as_long_as_a_new_request(
+    redis_client: RedisClient, setting_s: float, kept_s: float
+) -> None:
+    """At least as long as by default: it has begun. At most as long as Redis keeps a stream that waits."""
+    async with in_process(redis_client, settings=SETTINGS.model_copy(update={"queue_wait_s": setting_s})) as world:
+        opened = await world.gateway.streams.create(world.call())
+        assert opened is not None
+        subscription = opened.subscribe(Reading())
+        work = await world.pools.work(world.model, opened.id)
+        assert work is not None and work.wait_s == kept_s
+        subscription.close()

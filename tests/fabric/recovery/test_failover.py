@@ -125,6 +125,29 @@ async def test_a_failover_waits_for_a_deadline_of_the_fabrics_clock(pool: Pool) 
     assert await pool.pools.waiting(pool.name, overdue=True) == []
 
 
+async def test_a_stream_waits_for_another_replica_as_long_as_its_gateway_lets_requests_wait(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, place, waits = Setting(pool), pool.pools.place, []
+
+    async def noted(*args: Any, wait_s: float, **more: Any) -> Any:
+        waits.append(wait_s)
+        return await place(*args, wait_s=wait_s, **more)
+
+    monkeypatch.setattr(pool.pools, "place", noted)
+    full = replica("full")
+    for number, asked_s in enumerate((None, 300.0)):
+        first, stream = replica(f"one{number}"), new_stream()
+        await pool.renew(first)
+        await setting.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        asked = work(stream) if asked_s is None else msgspec.structs.replace(work(stream), wait_s=asked_s)
+        await place(pool.name, asked, [Candidate(first, 0)], wait_s=1.0, jitter=0.0)
+        await pool.renew(first, state="draining")
+        await pool.renew(full, room=0)
+        assert await setting.move(stream, first) == "queue"
+    assert waits == [60.0, 300.0]
+
+
 # --- batch hosts ---------------------------------------------------------------------------------------------
 
 
