@@ -156,11 +156,8 @@ class Pools(Protocol):
         ended: Sequence[StreamId] = (),
         running: Mapping[StreamId, str] | None = None,
     ) -> LeaseReport:
-        """Report ended streams and remaining work; with ``ttl_s`` also take or renew the replica's lease.
-
-        ``running`` (stream → session): everything it runs. Requests may move from the queue to its inbox. A renewal is
-        sent once, because a repeated one would carry an outdated list.
-        """
+        """Report ended streams and remaining work; with ``ttl_s`` also take or renew the replica's lease. This is sent
+        once: a repeat would be outdated. ``running``: all that it runs, stream → session. Its inbox may get more."""
 
     async def pools(self, timeout_s: float | None = None) -> list[str]:
         """Names of all pools, sorted. ``timeout_s``: time for retries, instead of the client's default."""
@@ -212,6 +209,9 @@ class Pools(Protocol):
 
     async def work(self, pool: str, stream: StreamId) -> Work | None:
         """The request of a stream in flight or queued. Raises msgspec.MsgspecError when it cannot be decoded."""
+
+    async def restore(self, pool: str, replica: ReplicaId, work: Work) -> None:
+        """Keep a request of the replica again that the pool has lost (``LeaseReport.lost``)."""
 
     async def expired(self, pool: str) -> list[ReplicaId]:
         """Replicas whose lease has expired and that have not been retired."""

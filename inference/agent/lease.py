@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from inference.agent.observe.load_tracker import LoadTracker
 from inference.agent.observe.replica_events import ReplicaEvents
@@ -60,6 +60,7 @@ class Lease:
         self._report_scheduled = False
         self._reporting = asyncio.Lock()
         """One report at a time: a second one would repeat the end of a stream that the first one's reply gave back."""
+        self._restoring = False
 
     def receive_start(self, stream: StreamId) -> None:
         """Drop an unreported end of the stream, because the stream runs here again."""
@@ -164,10 +165,25 @@ class Lease:
             now = self._loop.time()
             self._events.receive_renewal(info, len(running), now)
             self._events.receive_breaker(self._load.breaker, now)
+        if report.lost and not self._restoring:
+            self._restoring = True
+            self._tasks.create_task(self._restore(report.lost))
         if report.yield_to is not None:
             self._status.request_yield(report.yield_to)
         if report.desired and self._status.request(report.desired, report.asked_by):
             self._tasks.create_task(self.try_renew())  # placement has to know the new state at once
+
+    async def _restore(self, lost: Sequence[StreamId]) -> None:
+        """Give the pool requests again that Redis has lost. Without them the streams would end with this replica."""
+        try:
+            for name in lost:
+                stream = self._running.get(name)
+                if stream is not None and not stream.closed:  # else it is leaving, with its request
+                    await self._pools.restore(self._policy.pool, self._replica, stream.work)
+        except FabricError as error:  # the next renewal's reply names them
+            log.warning("requests that Redis lost not restored: pool=%s error=%s", self._policy.pool, error)
+        finally:
+            self._restoring = False
 
     def info(self) -> ReplicaInfo:
         """Return the record of this replica that the next report sends to the pool."""

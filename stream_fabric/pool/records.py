@@ -279,6 +279,8 @@ class LeaseReport(NamedTuple):
     """Requester of the state."""
     yield_to: int | None = None
     """Queued requests of higher tiers that batch work yields to; None: it does not yield."""
+    lost: tuple[StreamId, ...] = ()
+    """Streams that run here, whose requests the pool does not have: Redis has lost them."""
 
 
 class TierQueue(NamedTuple):

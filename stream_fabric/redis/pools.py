@@ -44,15 +44,10 @@ _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _SEAT = struct.Struct("<dBIIIdddd")
 _BARRED: tuple[Barred, ...] = ("", "dead", "full", "over", "kv")
-_REFUSED: dict[int, Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes", "busy"]] = {
-    2: "full",
-    3: "shed",
-    4: "elsewhere",
-    5: "crowded",
-    6: "bytes",
-    7: "tenant_bytes",
-    8: "busy",
-}
+_REFUSED: tuple[Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes", "busy"], ...] = (
+    "full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes", "busy"
+)  # fmt: skip
+"""From the script's code 2."""
 QUEUE_SAMPLE_MAX = 256
 _REGISTER_EVERY_S = 5.0
 """A pool is registered when a replica joins, and again after this time: the list of pools may be lost alone."""
@@ -160,7 +155,7 @@ class RedisPools(Pools):
         ]
         for stream, session in (running or {}).items():
             args += (stream, session)
-        desired, pulled, waiting, asker, joins, yield_to = await script("report")(
+        desired, pulled, waiting, asker, joins, yield_to, lost = await script("report")(
             self._client,
             pool_slot(info.pool),
             [pool_prefix(info.pool)],
@@ -169,7 +164,9 @@ class RedisPools(Pools):
         )
         if ttl_s is not None:
             await self._list.keep(info.pool, joins=bool(joins))
-        return LeaseReport(desired.decode(), pulled, waiting, asker.decode(), None if yield_to < 0 else yield_to)
+        yields = None if yield_to < 0 else yield_to
+        unknown = tuple(StreamId(name.decode()) for name in lost)
+        return LeaseReport(desired.decode(), pulled, waiting, asker.decode(), yields, unknown)
 
     async def pools(self, timeout_s: float | None = None) -> list[str]:
         found = await self._client.execute(slot_of("pools"), "SMEMBERS", _POOLS, timeout_s=timeout_s)
@@ -287,7 +284,7 @@ class RedisPools(Pools):
             )
         )
         if code >= 2:
-            return Refused(value, _REFUSED[code], float(reason or 0), lacks_kv(scored))
+            return Refused(value, _REFUSED[code - 2], float(reason or 0), lacks_kv(scored))
         if code == 1:
             return Queued(value, scored)
         why: Reason = reason.decode()
@@ -333,13 +330,15 @@ class RedisPools(Pools):
 
     async def holder(self, pool: str, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
         reply = await self._client.execute(pool_slot(pool), "HGET", pool_prefix(pool) + "at", stream)
-        if reply is None:
-            return None
-        return ReplicaId(reply.decode()) if reply else "queue"
+        return None if reply is None else ReplicaId(reply.decode()) if reply else "queue"
 
     async def work(self, pool: str, stream: StreamId) -> Work | None:
         reply = await self._client.execute(pool_slot(pool), "HGET", pool_prefix(pool) + "work", stream)
         return None if reply is None else _work_decoder.decode(reply)
+
+    async def restore(self, pool: str, replica: ReplicaId, work: Work) -> None:
+        args = (replica, work.request.stream, _work_encoder.encode(work), work.tenant)
+        await script("work_restore")(self._client, pool_slot(pool), [pool_prefix(pool)], args)
 
     async def expired(self, pool: str) -> list[ReplicaId]:
         reply = await script("expired")(self._client, pool_slot(pool), [pool_prefix(pool) + "leases"], [])

@@ -27,6 +27,7 @@ _POOL_SCRIPTS = {
     "inbox_ack",
     "lease_changes",
     "tier_queues",
+    "work_restore",
 }
 _ACCOUNT_SCRIPTS = {
     "account_add",

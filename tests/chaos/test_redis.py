@@ -135,6 +135,21 @@ async def test_invariant_10_failover_after_the_end(redis_server: RedisServer, un
                 late.check_whole(expected[late.seed])
 
 
+async def test_an_agent_dies_after_redis_was_lost(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
+    """The agents have told the new Redis of their requests, so another agent goes on with those of the dead one."""
+    tokens = 200
+    expected = await undisturbed(SEEDS, tokens)
+    async with fleet(redis_server.url, sim=SIM) as running:
+        readers = [SseReader(running.gates[k % 2 :], SEEDS[k % len(SEEDS)], tokens) for k in range(40)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers, 10)
+        await asyncio.to_thread(redis_server.restart)
+        await _heard_more(readers, 30)  # at least a renewal of each lease
+        next(iter(running.agents.values())).kill()
+        await asyncio.gather(*reading)
+        await _check_unnoticed(running, readers, expected)
+
+
 async def test_redis_and_a_gateway_are_lost_at_once(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
     """Readers ask the other gateway when Redis has come back empty and no producer has been there yet."""
     expected = await undisturbed(SEEDS, TOKENS)

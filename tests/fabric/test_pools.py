@@ -259,11 +259,24 @@ async def test_invariant_7_no_leaked_slot_after_a_total_loss(redis_server: Redis
     client = RedisClient(redis_server.url)
     await client.start()
     pool = Pool(client)
-    one, stream = replica("one"), new_stream()
-    await pool.renew(one, stream)
+    one, two, stream = replica("one"), replica("two"), new_stream()
+    await pool.renew(one)
+    await pool.place(stream, one)
+    assert (await pool.renew(one, stream)).lost == ()
     redis_server("FLUSHALL")
-    await pool.renew(one, stream)
-    assert await pool.flight(one) == {stream}
+    for _ in range(2):  # until the pool has the request again
+        assert (await pool.renew(one, stream)).lost == (stream,)
+        assert await pool.flight(one) == {stream}
+    await pool.pools.restore(pool.name, two, work(stream))  # it has let the stream go meanwhile
+    assert await pool.pools.work(pool.name, stream) is None
+    await pool.pools.restore(pool.name, one, work(stream))
+    newer = msgspec.structs.replace(work(stream), epoch="2.bb")
+    await pool.pools.restore(pool.name, one, newer)  # a repeat that is late
+    assert await pool.pools.work(pool.name, stream) == work(stream)
+    assert (await pool.renew(one, stream)).lost == ()
+    assert (await pool.renew(one, ended=[stream])).lost == ()
+    assert await pool.pools.work(pool.name, stream) is None
+    assert (await pool.client.execute(pool_slot(pool.name), "HGETALL", pool_prefix(pool.name) + "bytes")) == {}
     await client.close()
 
 

@@ -73,6 +73,7 @@ class MemoryPool:
             len(taken),
             sum(map(len, self.law.queue.tiers)),
             yield_to=self.law.yield_to(now_ms, replica),
+            lost=tuple(name for name in listed or () if self.law.at[name] == replica and name not in self.works),
         )
 
     def _deliver(self, now_ms: float) -> None:
@@ -172,6 +173,10 @@ class MemoryPool:
 
     def work(self, stream: StreamId) -> Work | None:
         return self.works.get(stream)
+
+    def restore(self, replica: ReplicaId, work: Work) -> None:
+        if self.law.at.get(work.request.stream) == replica:
+            self.works.setdefault(work.request.stream, work)
 
     def in_flight(self, replica: ReplicaId) -> list[StreamId]:
         return list(self.law.flights.get(replica, {}))

@@ -321,6 +321,9 @@ class PoolsDoor:
     async def work(self, pool: str, stream: StreamId) -> Work | None:
         return await self._call("work", pool, lambda p, _: p.work(stream))
 
+    async def restore(self, pool: str, replica: ReplicaId, work: Work) -> None:
+        await self._call("restore", pool, lambda p, now: p.restore(replica, work))
+
     async def expired(self, pool: str) -> list[ReplicaId]:
         return await self._call("expired", pool, lambda p, now: p.expired(now))
 

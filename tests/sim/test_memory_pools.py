@@ -93,10 +93,15 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
                 if rng.random() < 0.1 and work is not None:
                     running[replica][work.request.stream] = ""  # back from the dead, with what was taken from it
                 listed = (running if rng.random() < 0.8 else earlier)[replica]
-                await both(
+                report = await both(
                     pools.report(info, ttl_s=3600, running=listed),
                     memory.report(info, now_ms(), 3600, (), listed),
                 )
+                for known in works if rng.random() < 0.5 else ():
+                    if known.request.stream in report.lost:
+                        by = rng.choice([replica, *names])
+                        await pools.restore(name, by, known)
+                        memory.restore(by, known)
             case "end":
                 ended = [s for s in running[replica] if rng.random() < 0.5]
                 running[replica] = {s: "" for s in running[replica] if s not in ended}

@@ -481,9 +481,29 @@ def test_failovers_in_a_row_leave_a_stream_with_its_living_replica(seed: int) ->
     assert (state.epoch.n, end.status) == (1, "completed")
 
 
-def _fail_over(world: World, down_s: float) -> None:
+@pytest.mark.parametrize("after_s", (0.5, 2.0))
+def test_a_replica_dies_after_redis_has_lost_everything(after_s: float) -> None:
+    """The replica has given the pool its requests again, so another one goes on with them."""
+    stage = Stage()
+    for number in range(3):
+        stage.ask(0.3, max_tokens=200 + number)
+    stage.at(1.0, partial(_fail_over, stage.w, 0.3, everything=True))
+    killed: list[AgentHost] = []
+
+    def kill() -> None:
+        killed.extend(host for host in stage.w.agents if host.alive and host.agent is not None and host.agent.running)
+        stage.w.chaos.kill(killed[0])
+
+    stage.at(1.3 + after_s, kill)
+    stage.run()
+    states = [state for _, state in stage.w.fabric.streams()]
+    assert [state.status for state in states] == ["completed"] * 3
+    assert 2 in [state.epoch.n for state in states]
+
+
+def _fail_over(world: World, down_s: float, *, everything: bool = False) -> None:
     for shard in world.fabric.shards:
-        shard.fail_over(down_s)
+        shard.fail_over(down_s, everything=everything)
     for host in world.hosts:
         if host.alive and host.link.subscriber is not None:
             host.link.subscriber.wake()

@@ -6,9 +6,9 @@
 --   batch streams that would yield, how many ended, the ended streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
 -- '', 1 when the pool did not know the replica's lease, queued requests that batch work yields to or -1 when it does
--- not}.
+-- not, the running streams whose requests the pool has lost}.
 local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[16])
-local joins = 0
+local joins, lost = 0, {}
 local key = P .. replica .. ':'
 local at_us = now_us()
 local now = math.floor(at_us / 1000)
@@ -72,8 +72,10 @@ if ttl ~= '' then
       if costs_of[ARGV[i]] ~= costs then redis.call('HSET', key .. 'flight', ARGV[i], costs) end
       ids[#ids + 1] = ARGV[i]
     end
+    local owners = redis.call('HMGET', P .. 'owner', unpack(ids)) -- short, unlike the requests
     for i, at in ipairs(redis.call('HMGET', P .. 'at', unpack(ids))) do
       if not at then redis.call('HSETNX', P .. 'at', ids[i], replica) end
+      if not owners[i] and (not at or at == replica) then lost[#lost + 1] = ids[i] end
     end
   end
   -- The keys of a pool that no agent renews expire, after the reapers had their time
@@ -113,4 +115,4 @@ if batch_yields(now) then
   end
 end
 return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting or waiting_count(),
-  redis.call('HGET', P .. 'asker', replica) or '', joins, yield_to}
+  redis.call('HGET', P .. 'asker', replica) or '', joins, yield_to, lost}
