@@ -33,12 +33,18 @@ class RedisEvents:
         Returns the indexes of records that did not fit. ``number`` is the number of the writer's batch; a repeated
         batch gets the same answer. Raises FabricUnavailable if the outcome is unknown.
         """
+        return (await self.append_after(writer, number, records))[0]
+
+    async def append_after(
+        self, writer: str, number: int, records: Sequence[tuple[bytes, bool]]
+    ) -> tuple[list[int], int]:
+        """``append``, and also return the number of the writer's last batch before this one that Redis has; 0: none."""
         args: list[Arg] = [number, _MARK_MS, self._bytes_max * 3 // 4, self._bytes_max]
         for record, kept in records:
             args += (int(kept), record)
         keys = [self._key, f"{self._key}:head", f"{self._key}:w:{writer}"]
-        refused: bytes = await script("events_append")(self._client, _SLOT, keys, args)
-        return [int(position) for position in refused.split()]
+        refused, earlier = await script("events_append")(self._client, _SLOT, keys, args)
+        return [int(position) for position in refused.split()], int(earlier or 0)
 
     async def read(self, after: int, count: int) -> list[tuple[int, bytes]]:
         """Read up to ``count`` (offset, record) pairs after an offset, oldest first. ``after`` 0: from the oldest."""

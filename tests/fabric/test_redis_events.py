@@ -46,6 +46,19 @@ async def test_a_batch_sent_again_is_not_in_twice(redis_client: RedisClient, par
     assert [record for _, record in await events.read(0, 10)] == [b"4"]
 
 
+async def test_the_batch_before_is_told_also_to_a_repeat(redis_client: RedisClient, part: str) -> None:
+    events = RedisEvents(redis_client, part, bytes_max=400)
+    batch = plain(b"1" * 100, b"2" * 300, b"3" * 300)
+    for _ in range(2):
+        assert await events.append_after("a", 7, batch) == ([1, 2], 0)
+    await events.trim(await events.head())
+    for _ in range(2):
+        assert await events.append_after("a", 9, plain(b"4")) == ([], 7)
+    assert await events.append_after("a", 10, batch) == ([1, 2], 9)
+    assert await events.append_after("a", 11, batch) == ([0, 1, 2], 10)  # a batch without room is none
+    assert await events.append_after("a", 12, batch) == ([0, 1, 2], 10)
+
+
 async def test_what_does_not_fit_is_refused_and_room_comes_only_by_a_trim(redis_client: RedisClient, part: str) -> None:
     events = RedisEvents(redis_client, part, bytes_max=16 * 1024)
     record, size = b"x" * 960, 1024

@@ -27,6 +27,7 @@ from telemetry.kafka.transport import KafkaTransport, LogRateLimit, TopicMissing
 from tests.support.kafka import KafkaServer
 from tests.support.proxy import Proxy
 from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
 from tests.telemetry.fake import MemoryTransport
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -211,6 +212,34 @@ async def test_redis_keeps_its_last_room_for_what_must_not_be_dropped(redis_clie
     assert sorted(arrived + unsent) == sorted(values([*records(150, "rest"), *records(20, "bill")]))
     assert [value for value in arrived if value.startswith(b"bill")] == values(records(20, "bill"))
     assert len(unsent) > 50
+
+
+@pytest.mark.parametrize("everything", [False, True])
+async def test_bills_that_a_failover_of_redis_has_lost_are_sent_again(everything: bool) -> None:
+    """Each once. Of other events as many are lost as with the former primary."""
+    with RedisServer() as former, RedisServer() as primary:
+        async with Proxy.before(former.port) as proxy:
+            client = RedisClient(proxy.url)
+            await client.start()
+            events = RedisEvents(client)
+            transport = RedisTransport(events, HostRandom())
+            if not everything:
+                primary.follow(former)
+            bills = [records(20, f"bill{n}", kept=True) for n in range(4)]
+            await transport.send(bills[0])
+            if not everything:
+                await eventually(lambda: primary("XLEN", "sg:{events}") == 20, "the replica to follow")
+                primary("REPLICAOF", "NO", "ONE")
+            await transport.send([*bills[1], *records(5, "rest")])
+            await transport.send(bills[2])
+            proxy.point_at(primary.port)
+            former.kill()
+            proxy.cut_all()
+            await transport.send(bills[3])
+            await transport.send(records(1, "last"))
+            arrived = [record for _, record in await events.read(0, 1000)]
+            await client.close()
+    assert sorted(arrived) == sorted(values([*bills[0], *bills[1], *bills[2], *bills[3], *records(1, "last")]))
 
 
 async def test_what_redis_refused_is_taken_when_it_comes_again_and_there_is_room(redis_client: RedisClient) -> None:
