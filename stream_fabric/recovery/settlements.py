@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from stream_fabric.accounts.account import Settlement
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import FabricError
+from stream_fabric.limits import ORPHAN_GRACE_S
 from stream_fabric.ports import Random, StreamLog
 from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.stream.frames import Usage
-from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, partition_of
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +118,48 @@ def settlement_of(stream: StreamId, usage: Usage) -> Settlement:
     return Settlement(stream, tokens_of(usage), 1, min(usage.cached, usage.prompt), usage.output)
 
 
-async def settle_overdue(accounts: Accounts, streams: StreamLog, tenant: TenantId, overdue: Sequence[StreamId]) -> None:
-    """Settle the overdue reservations whose streams have ended, or do not exist. Raises FabricError."""
-    ended = await asyncio.gather(*map(streams.settled, overdue))
-    settlements = [
-        Settlement(stream, 0) if found is None else settlement_of(stream, found[1])
-        for stream, found in zip(overdue, ended, strict=True)
-        if found is None or found[0] != "live"
-    ]
-    if settlements:
+async def settle_overdue(
+    accounts: Accounts,
+    streams: StreamLog,
+    tenant: TenantId,
+    overdue: Sequence[StreamId],
+    holder_of: Callable[[ReplicaId | None, StreamId], Awaitable[int]],
+) -> None:
+    """Settle the overdue reservations whose streams have ended, do not exist, or run nowhere.
+
+    Redis may have come back with data of a minute before, in which ended streams run. ``holder_of(replica, stream)``: 0
+    if no pool has the stream, ``replica`` its last producer. Raises FabricError.
+    """
+    found = dict(zip(overdue, await asyncio.gather(*map(streams.settled, overdue)), strict=True))
+    live = {stream: each[1] for stream, each in found.items() if each is not None and each[0] == "live"}
+    over = {stream: each for stream, each in found.items() if stream not in live}
+    await _settle(accounts, tenant, {stream: None if each is None else each[1] for stream, each in over.items()})
+    orphans = await _orphans(streams, live, holder_of)
+    if orphans:
+        await asyncio.sleep(ORPHAN_GRACE_S)  # after a loss the agents first report what they run
+        again = await _orphans(streams, orphans, holder_of)
+        lost = {stream: live[stream] for stream, last in again.items() if last == orphans[stream]}
+        if lost:
+            log.warning("reservations of streams that nobody runs settled: tenant=%s streams=%d", tenant, len(lost))
+        await _settle(accounts, tenant, lost)
+
+
+async def _orphans(
+    streams: StreamLog, live: Iterable[StreamId], holder_of: Callable[[ReplicaId | None, StreamId], Awaitable[int]]
+) -> dict[StreamId, int]:
+    """Return the live streams that no pool has, each with its last seq. Raises FabricError."""
+    found: dict[StreamId, int] = {}
+    for stream in live:
+        (head,) = await streams.heads(partition_of(stream, streams.partitions), [stream], None)
+        if head is not None and head.status == "live" and not await holder_of(head.replica, stream):
+            found[stream] = head.last
+    return found
+
+
+async def _settle(accounts: Accounts, tenant: TenantId, used: Mapping[StreamId, Usage | None]) -> None:
+    """Settle streams with their usage; None: there is no such stream."""
+    if used:
+        settlements = [
+            Settlement(stream, 0) if usage is None else settlement_of(stream, usage) for stream, usage in used.items()
+        ]
         await accounts.settle(tenant, settlements)

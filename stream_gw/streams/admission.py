@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from stream_fabric.limits import LIMITS_WAIT_S_MAX
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import StreamLog
 from stream_fabric.recovery.settlements import settle_overdue
-from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 from stream_gw.dialects.anthropic.limits import Left, limit_headers
 from stream_gw.streams.budgets.claims import spend_of
 from stream_gw.streams.budgets.report import describe_budgets, over_budget, warning_headers
@@ -71,10 +71,11 @@ class Admission:
         on_failed_open: Callable[[], None],
         on_crossed: Callable[[TenantId, Crossed, str], None],
         now_us: Callable[[], int],
+        holder_of: Callable[[ReplicaId | None, StreamId], Awaitable[int]],
     ) -> None:
         """``on_limited`` is called with the kind of subject and of limit that refused a request; ``on_failed_open`` for
         each request that was admitted without its limits; ``on_crossed`` with a budget that has crossed a mark, and the
-        model."""
+        model. ``holder_of``: as ``settle_overdue`` takes it."""
         self._accounts = accounts
         self._log = log
         self._spawn = spawn
@@ -82,6 +83,7 @@ class Admission:
         self._on_failed_open = on_failed_open
         self._on_crossed = on_crossed
         self._now_us = now_us
+        self._holder_of = holder_of
         self._log_at = 0.0
 
     async def admit(
@@ -106,7 +108,7 @@ class Admission:
         else:
             reply = await asking
         if reply.overdue:
-            self._spawn(settle_overdue(self._accounts, self._log, tenant, reply.overdue))
+            self._spawn(settle_overdue(self._accounts, self._log, tenant, reply.overdue, self._holder_of))
         left = least_left(subjects, reply.uses)
         headers = rate_headers(left)
         if dialect.startswith("anthropic."):

@@ -44,6 +44,7 @@ class Gateway:
             parts.on_failed_open,
             parts.on_crossed,
             parts.clock.now_us,
+            parts.directory.holder_of,
         )
         self.checks = EarlyChecks(parts, self.readiness, self.admission)
         self.streams = StreamCreation(parts, self.reads, self.readiness, placements, self.admission)

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.chaos
 
 SEEDS = range(10)
 NO_ZOMBIE_S = 5.0
+MOVED_S_MAX = 2.0
+"""A move takes 0.1 s, and 0.5 s while nine other processes use the machine. After a death it takes over 3 s."""
 
 
 async def test_invariant_6_an_agent_dies_under_100_streams(
@@ -85,7 +87,7 @@ async def test_invariant_9_an_agents_deploy_is_invisible(redis_server: RedisServ
         for reader in readers:
             reader.check_whole(expected[reader.seed])
             assert len(reader.connected_at) == 1
-            assert max(b - a for a, b in pairwise(reader.heard_at)) < 1.0
+            assert max(b - a for a, b in pairwise(reader.heard_at)) < MOVED_S_MAX
         assert await asyncio.to_thread(leaving.wait) == 0
         await log.until_no_slot_is_taken()
 

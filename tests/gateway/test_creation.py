@@ -30,11 +30,12 @@ from stream_fabric.moderation.remote import Endpoint
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery import settlements as settlements_module
 from stream_fabric.recovery.settlements import Settlements, settle_overdue
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ChoiceEnd, Delta, End, ErrorInfo, Frame, Note, Open, Usage, encode
-from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
 from stream_gw.delivery import hub as hub_module
@@ -369,11 +370,36 @@ async def test_an_overdue_reservation_is_settled_by_the_next_admission(limited: 
     await accounts.admit(who.tenant, lost, subjects, 100)
     await accounts.admit(who.tenant, running, subjects, 100)
     await world.log.create(running, Epoch(1, "aa"), who.tenant, b"{}", None, reserved=True)
-    await settle_overdue(accounts, world.log, who.tenant, [lost, running])
+    await settle_overdue(accounts, world.log, who.tenant, [lost, running], _held)
     assert set(await accounts.reserved(who.tenant)) == {running}
     await world.log.cancel(running, who.tenant)
-    await settle_overdue(accounts, world.log, who.tenant, [running])
+    await settle_overdue(accounts, world.log, who.tenant, [running], _held)
     assert not await accounts.reserved(who.tenant)
+
+
+async def _held(replica: ReplicaId | None, stream: StreamId) -> int:
+    return 1
+
+
+async def test_a_reservation_whose_stream_runs_nowhere_is_settled(
+    limited: tuple[InProcess, Principal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis was started anew from a copy of a minute ago: streams that have ended since run in it."""
+    monkeypatch.setattr(settlements_module, "ORPHAN_GRACE_S", 0.5)
+    world, who = limited
+    accounts, directory = world.gateway.parts.accounts, world.gateway.parts.directory
+    subjects = world.gateway.parts.authenticator.keys.subjects(who, None, world.model)
+    ended, late = (new_stream_id(1, HostRandom().token_bytes(10)) for _ in range(2))
+    for stream in (ended, late):
+        await accounts.admit(who.tenant, stream, subjects, 100)
+        await world.log.create(stream, Epoch(1, "aa"), who.tenant, b"{}", None, reserved=True)
+    (info,) = await world.pools.replicas(world.model)
+    overdue = [ended, late]
+    checking = asyncio.create_task(settle_overdue(accounts, world.log, who.tenant, overdue, directory.holder_of))
+    await asyncio.sleep(0.05)
+    await world.pools.report(info, ttl_s=60, running={late: ""})  # the pool was lost too, and the agent says so
+    await checking
+    assert set(await accounts.reserved(who.tenant)) == {late}
 
 
 async def test_a_stream_that_ends_before_its_placement_is_read_was_created(world: InProcess) -> None:
