@@ -245,11 +245,14 @@ ALERTS: tuple[Alert, ...] = (
     *(alert for slo in ("ttft", "itl", "availability") for alert in _burn_alerts(_BY_SLO[slo])),
     _median_alert(_BY_SLO["ttft_p50"]),
     Alert(
-        "KvHitRateLow", "ticket", beyond(KV_HIT_RATE, "<", "kv_hit_rate", f"{KV_HIT_RATE_MIN:g}"), "15m",
+        "KvHitRateLow", "ticket",
+        f'{beyond(KV_HIT_RATE, "<", "kv_hit_rate", f"{KV_HIT_RATE_MIN:g}")} '
+        # The first prompts of a quiet pool find nothing
+        f"and on (pool) sum by (pool) (increase({listed.ATTEMPTS.name}[30m])) > 100", "15m",
         "Pool {{ $labels.pool }} finds {{ $value | humanizePercentage }} of its prompts' whole blocks in the KV cache, "
         "less than its objective",
-        {_HITS: "0+50x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100"},
-        {_HITS: "0+70x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100"}, "60m", labels=_P,
+        {_HITS: "0+50x100", _QUERIES: "0+260x100", _ATTEMPTS: "0+10x100"},
+        {_HITS: "0+70x100", _QUERIES: "0+260x100", _ATTEMPTS: "0+10x100"}, "60m", labels=_P,
     ),
     Alert(
         "GpuUtilizationLow", "ticket", beyond(GPU_UTILIZATION, "<", "gpu_min", f"{GPU_UTILIZATION_MIN:g}"), "30m",
@@ -309,7 +312,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "TwoControllersLead", "page",
         f"sum by (job, namespace) ({listed.LEADS.name}) > 1", "1m",
-        "{{ $value }} controllers report that they lead; only one may",
+        "{{ $value | printf `%.0f` }} controllers report that they lead; only one may",
         {f'{listed.LEADS.name}{{instance="a"}}': "1x40", f'{listed.LEADS.name}{{instance="b"}}': "0x10 1x40"},
         {f'{listed.LEADS.name}{{instance="a"}}': "1x20 0x40", f'{listed.LEADS.name}{{instance="b"}}': "0x19 1x40"},
         "21m",
@@ -317,14 +320,14 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "ReplicasDoNotCome", "ticket",
         f"max by (pool) ({listed.SHORT.name}) > on (pool) 2 * max by (pool) ({listed.COLD_START.name})", "0m",
-        "Pool {{ $labels.pool }} has been short of replicas for {{ $value }} s and none has come",
+        "Pool {{ $labels.pool }} has been short of replicas for {{ $value | humanizeDuration }} and none has come",
         {f"{listed.SHORT.name}{_POOL}": "0x5 60+60x40", f"{listed.COLD_START.name}{_POOL}": "300x60"},
         {f"{listed.SHORT.name}{_POOL}": "0x11 60+60x40", f"{listed.COLD_START.name}{_POOL}": "300x60"}, labels=_P,
     ),
     Alert(
         "PoolAtItsMost", "ticket",
         f"max by (pool) ({listed.NEEDED.name}) > on (pool) max by (pool) ({listed.DESIRED.name})", "5m",
-        "Pool {{ $labels.pool }} needs {{ $value }} replicas, more than its maximum",
+        "Pool {{ $labels.pool }} needs {{ $value | printf `%.0f` }} replicas, more than its maximum",
         {f"{listed.NEEDED.name}{_POOL}": "4x5 7x40", f"{listed.DESIRED.name}{_POOL}": "4x5 5x40"},
         {f"{listed.NEEDED.name}{_POOL}": "4x15 7x3 5x40", f"{listed.DESIRED.name}{_POOL}": "5x60"}, labels=_P,
     ),
@@ -334,20 +337,22 @@ ALERTS: tuple[Alert, ...] = (
             f'max by (pool) ({listed.BURN.name}{{window="{window}"}}) > {FAST[0].rate:g}'
             for window in (FAST[0].short, FAST[0].long)
         ), "2m",
-        "Pool {{ $labels.pool }} burns the error budget of its declared TTFT objective {{ $value }} times too fast",
+        "Pool {{ $labels.pool }} burns the error budget of its declared TTFT objective {{ $value | printf `%.1f` }} "
+        "times too fast",
         {f'{listed.BURN.name}{{pool="p",window="{window}"}}': "0x5 20x40" for window in ("5m", "1h")},
         {f'{listed.BURN.name}{{pool="p",window="5m"}}': "50x40",
          f'{listed.BURN.name}{{pool="p",window="1h"}}': "5x40"}, labels=_P,
     ),
     Alert(
         "ProfileOld", "ticket", f"max by (pool) ({listed.PROFILE_AGE.name}) > 86400", "15m",
-        "The traffic model of pool {{ $labels.pool }} is {{ $value }} s old",
+        "The traffic model of pool {{ $labels.pool }} is {{ $value | humanizeDuration }} old",
         {f"{listed.PROFILE_AGE.name}{_POOL}": "86500+60x40"}, {f"{listed.PROFILE_AGE.name}{_POOL}": "600x40"},
         labels=_P,
     ),
     Alert(
         "PoolBacklog", "page", beyond(BACKLOG, ">", "backlog", f"{BACKLOG_S_MAX:g}"), "3m",
-        "Pool {{ $labels.pool }} needs {{ $value }} s to begin the requests that wait for their first token",
+        "Pool {{ $labels.pool }} needs {{ $value | humanizeDuration }} to begin the requests that wait for their "
+        "first token",
         {_BACKLOG: "0.8x40"}, {_BACKLOG: "0.3x40"}, labels=_P,
     ),
     Alert(
@@ -358,7 +363,8 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "LimitsFailOpen", "ticket",
         f"sum by (job, namespace) (increase({listed.LIMITS_FAILED_OPEN.name}[5m])) > 0", "1m",
-        "{{ $value }} requests were admitted without their limits in 5 minutes: Redis does not answer for some tenants",
+        "{{ $value | printf `%.0f` }} requests were admitted without their limits in 5 minutes: Redis does not answer "
+        "for some tenants",
         {listed.LIMITS_FAILED_OPEN.name: "0x5 5+5x40"}, {listed.LIMITS_FAILED_OPEN.name: "5x40"},
     ),
     Alert(
@@ -371,7 +377,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "QueueAge", "ticket", f"max by (pool, priority) ({listed.QUEUE_AGE.name}) > 30", "2m",
-        "A request of priority {{ $labels.priority }} has waited {{ $value }} s in pool {{ $labels.pool }}",
+        "A request of priority {{ $labels.priority }} has waited {{ $value | humanizeDuration }} in pool "
+        "{{ $labels.pool }}",
         {_BATCH_AGE: "45x40"}, {_BATCH_AGE: "45 5x40"}, labels={"pool": "p", "priority": "batch"},
     ),
     Alert(
@@ -399,7 +406,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "EngineMetricsMissing", "ticket", f"max by (pool, instance) ({listed.METRICS_MISSING.name}) > 0", "5m",
-        "The vLLM of {{ $labels.instance }} does not export {{ $value }} metrics that the agent needs",
+        "The vLLM of {{ $labels.instance }} does not export {{ $value | printf `%.0f` }} metrics that the agent needs",
         {f"{listed.METRICS_MISSING.name}{_AGENT}": "2x40"}, {f"{listed.METRICS_MISSING.name}{_AGENT}": "0x40"},
         labels={"pool": "p", "instance": "i"},
     ),
@@ -472,13 +479,13 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "ResponsesNotStored", "ticket",
         f'sum by (job, namespace) (increase({listed.RESPONSES_STORED.name}{{outcome="deferred"}}[5m])) > 0', "10m",
-        "The database has refused {{ $value }} stored responses in 5 minutes; Redis keeps each for a day",
+        "The database does not take stored responses; Redis keeps each for a day",
         {f'{listed.RESPONSES_STORED.name}{{outcome="deferred"}}': "0+2x60"},
         {f'{listed.RESPONSES_STORED.name}{{outcome="deferred"}}': "0 2x60"},
     ),
     Alert(
         "ResponsesBacklog", "ticket", f"max by (job, namespace) ({listed.RESPONSES_UNSAVED.name}) > 5000", "10m",
-        "{{ $value }} stored responses wait for the database; Redis keeps each for a day",
+        "{{ $value | printf `%.0f` }} stored responses wait for the database; Redis keeps each for a day",
         {listed.RESPONSES_UNSAVED.name: "0+1000x60"}, {listed.RESPONSES_UNSAVED.name: "6000 300x60"},
     ),
     Alert(
@@ -541,7 +548,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "TelemetryLag", "ticket", f"sum by (topic) ({listed.LAG.name}) > 100000", "5m",
-        "The telemetry consumer is {{ $value }} records behind in {{ $labels.topic }}",
+        "The telemetry consumer is {{ $value | printf `%.0f` }} records behind in {{ $labels.topic }}",
         {f"{listed.LAG.name}{_PART}": "0+20000x40"}, {f"{listed.LAG.name}{_PART}": "500x40"}, labels={"topic": "t"},
     ),
     Alert(
@@ -552,8 +559,20 @@ ALERTS: tuple[Alert, ...] = (
         labels={"topic": "t"},
     ),
     Alert(
+        # Processes without telemetry (STREAM_GW_EVENTS=off) send nothing
+        "EventsNotRead", "ticket",
+        f"sum by (namespace) ({listed.EVENTS_SENT.name}) > 0 "
+        f"unless on (namespace) sum by (namespace) (max_over_time({listed.LAG.name}[1d]))", "1h",
+        "Events are sent and no telemetry consumer has read any for a day: bills and traces do not reach ClickHouse",
+        {f'{listed.EVENTS_SENT.name}{{instance="i",kind="attempt"}}': "0x5 1+1x100"},
+        {f'{listed.EVENTS_SENT.name}{{instance="i",kind="attempt"}}': "0+1x100",
+         f'{listed.LAG.name}{_PART}': "_x50 5 _x60",
+         f'{listed.EVENTS_SENT.name}{{namespace="without",instance="i",kind="attempt"}}': "0x100"}, "80m",
+    ),
+    Alert(
         "TelemetryStuck", "page", f"max by (topic, partition) ({listed.PENDING.name}) > 120", "1m",
-        "The telemetry consumer has failed to insert a block of {{ $labels.topic }} for {{ $value }} s",
+        "The telemetry consumer has failed to insert a block of {{ $labels.topic }} for "
+        "{{ $value | humanizeDuration }}",
         {f"{listed.PENDING.name}{_PART}": "0+60x40"}, {f"{listed.PENDING.name}{_PART}": "3x40"},
         labels={"topic": "t", "partition": "0"},
     ),
@@ -581,12 +600,14 @@ CASES: tuple[Case, ...] = (
          why="when another replica serves the pool"),
     Case("PoolBacklog", {_BACKLOG: "1.5x40", **_own("backlog", 2)}, False),
     Case("PoolBacklog", {_BACKLOG: "0.3x40", **_own("backlog", 0.2)}, True),
-    Case("KvHitRateLow", {_HITS: "0+30x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100",
+    Case("KvHitRateLow", {_HITS: "0+30x100", _QUERIES: "0+260x100", _ATTEMPTS: "0+10x100",
                           **_own("kv_hit_rate", 0.2)}, False, "60m"),
-    Case("KvHitRateLow", {_HITS: "0+80x100", _QUERIES: "0+116x100", _ATTEMPTS: "0+1x100",
+    Case("KvHitRateLow", {_HITS: "0+80x100", _QUERIES: "0+260x100", _ATTEMPTS: "0+10x100",
                           **_own("kv_hit_rate", 0.9)}, True, "60m"),
     Case("KvHitRateLow", {_HITS: "0x100", _QUERIES: "0+120x100", _ATTEMPTS: "0+10x100"}, False, "60m",
          "when prompts are shorter than a block"),
+    Case("KvHitRateLow", {_HITS: "0x100", _QUERIES: "0+234x10 2340x60", _ATTEMPTS: "0+9x10 90x60"}, False, "30m",
+         "after the first prompts of a quiet pool"),
     Case("GpuUtilizationLow", {_GPU: "0.2x100", **_own("gpu_min", 0.1)}, False, "60m"),
     Case("GpuUtilizationHigh", {_GPU: "0.9x100", **_own("gpu_max", 0.8)}, True, "60m"),
     *(

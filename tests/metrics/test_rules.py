@@ -93,6 +93,12 @@ def test_every_alert_has_its_section_in_the_runbook() -> None:
     assert {alert.anchor for alert in rules.ALERTS} == {anchor for anchor in anchors if anchor.startswith("alert-")}
 
 
+@pytest.mark.parametrize("alert", rules.ALERTS, ids=lambda alert: alert.name)
+def test_a_summary_shows_no_figure_with_all_its_digits(alert: rules.Alert) -> None:
+    figures = re.findall(r"\{\{([^}]*\$value[^}]*)\}\}", alert.summary)
+    assert all("|" in figure for figure in figures), "a rate or an increase has sixteen digits"
+
+
 def test_the_runbook_names_boards_that_exist() -> None:
     named = set(re.findall(r'\bboard "([^"]+)"', " ".join((ROOT / rules.RUNBOOK).read_text().split())))
     assert named and named <= {board.title.removeprefix("stream-gw: ") for board in boards.BOARDS}
