@@ -93,7 +93,10 @@ def _main(argv: list[str]) -> int:
         import shlex
 
         args.vllm_flags = shlex.join(vllm_flags)
-    return _run(command, name, args, parsers[name])
+    from stream_gw.cli.terminal import plain_output
+
+    with plain_output():
+        return _run(command, name, args, parsers[name])
 
 
 def make_parsers() -> tuple[Parser, Mapping[str, Parser]]:

@@ -385,7 +385,7 @@ def _cell_text(name: str, value: Any) -> str:
         return money_text(value)
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value)
+    return str(value).replace("\n", "\\n")
 
 
 def request_line(row: Mapping[str, Any]) -> str:

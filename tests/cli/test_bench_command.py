@@ -13,6 +13,7 @@ from aiohttp import web
 from stream_gw.cli.main import main
 from tests.agent.engines.upstream import play, server
 from tests.cli.bench_target import CHAT, DONE, USAGE, after_probe, measured, piece, third, timed
+from tests.gateway.processes import run_cli
 
 
 async def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
@@ -67,6 +68,19 @@ async def test_failures_are_told_by_their_kind_and_fail_the_run(
     assert "3 x 503 pool_full: 503: <b>come again</b>" in capsys.readouterr().out
     page = (tmp_path / "out.html").read_text()
     assert "<b>come" not in page and "&lt;b&gt;come again" in page
+
+
+async def test_a_server_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e"
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"code": "c", "message": f"no {hostile}"}}, status=500)
+
+    async with server({CHAT: refuse}) as url:
+        done = await asyncio.to_thread(run_cli, "bench", url, "--model", f"m{hostile}", "--duration", "1")
+    assert done.returncode == 1
+    assert "no \\u001b]0;owned\\u0007\\u001b[2J\\u009b31m\\u000d\\u202e" in done.stderr
+    assert all(sign.isprintable() or sign == "\n" for sign in done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize(

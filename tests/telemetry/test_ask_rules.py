@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stream_fabric.events import PHASES
 from telemetry.ask.compare import Change, Cohort, Diff, Side, Tail
 from telemetry.ask.reconcile import disagreement_reason, hour_agrees, received_whole
-from telemetry.ask.text import why_text
+from telemetry.ask.text import rows_text, why_text
 from telemetry.ask.why.causes import RULES, cause_sentence, duration, findings
 from telemetry.ask.why.explain import Answer, stream_id_in
 from telemetry.ask.why.story import MEMBERS_MIN, CohortFigures, Story, assemble, prompt_band
@@ -458,3 +458,7 @@ def test_inputs_are_told_with_their_times_and_those_of_a_dead_replica_without() 
     assert lines[3].split() == ["1.2", "+900", "ms", "refused", "2.0", "ms", "-", "-", "no_text"]
     assert "1 more applied by a replica that died" in lines[4]
     assert "steering 60 ms" in text and "inputs" not in why_text(Answer(story(), []))
+
+
+def test_a_cell_with_many_lines_stays_one_row() -> None:
+    assert rows_text([{"prompt": "a\nstream  resp_fake"}]).splitlines() == ["  prompt", "  a\\nstream  resp_fake"]

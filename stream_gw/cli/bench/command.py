@@ -142,7 +142,7 @@ async def _load(
         if progress is not None:
             progress.cancel()
             await asyncio.wait([progress])
-            print("\r\x1b[K" if sys.stderr.isatty() else "", end="", file=sys.stderr, flush=True)
+            _erase_line(sys.stderr.isatty())
 
 
 async def _show_progress(run: Run, stages: Sequence[Stage]) -> None:
@@ -153,7 +153,13 @@ async def _show_progress(run: Run, stages: Sequence[Stage]) -> None:
         await asyncio.sleep(_PROGRESS_S if is_terminal else _PROGRESS_FILE_S)
         line = f"{run.now_s():.0f} of {wanted_s:.0f} s, {stages[run.stage].name}: {run.running} running, "
         line += progress(run.record)
-        print(f"\r\x1b[K{line}" if is_terminal else line, end="" if is_terminal else "\n", file=sys.stderr, flush=True)
+        _erase_line(is_terminal)
+        print(line, end="" if is_terminal else "\n", file=sys.stderr, flush=True)
+
+
+def _erase_line(is_terminal: bool) -> None:
+    if is_terminal:
+        print("\r\x1b[K", end="", file=sys.__stderr__, flush=True)
 
 
 def progress(record: Record) -> str:
