@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import random
 from collections import Counter
@@ -20,7 +21,7 @@ from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, hashed_user,
 from telemetry.ask.command import show_usage
 from telemetry.ask.flags import add_usage
 from telemetry.ask.port import Row
-from telemetry.ask.queries import Value
+from telemetry.ask.queries import USAGE_SUMS, Value
 from telemetry.ask.reconcile import reconcile, reconcile_hours
 from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage import UsageQuery, usage_page
@@ -232,6 +233,14 @@ def test_csv_has_exact_money_and_a_head_without_rows() -> None:
     )
     assert line == '2026-11-01T00:00:00Z,acme,"a,b",2,3,1,4,0,9007199254.740993,5,0.000007,-1.500000'
     assert usage_csv(page, []) == head
+
+
+@pytest.mark.parametrize("model", ['=HYPERLINK("https://e.example")', "+1", "-1", "@a", " =1", "\uff1d1"])
+def test_csv_has_no_formula_that_a_spreadsheet_runs(model: str) -> None:
+    sums = dict.fromkeys([*USAGE_SUMS, "gpu_us", "gpu_cost_micro", "margin_micro"], 0)
+    page = {"bucket": "none", "group_by": ["model"]}
+    (row,) = csv.DictReader(usage_csv(page, [{"model": model, **sums}]).splitlines())
+    assert row["model"] == f"'{model}"
 
 
 async def test_a_user_is_named_or_given_by_its_hash(opened: Store) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from telemetry.ask.queries import USAGE_SUMS
 from telemetry.ask.text import money_text, rows_text, time_text
 from telemetry.ask.usage.lost_bills import LostBills
+
+_FORMULA = re.compile(r"[\s\x00-\x1f]*[=+@|%\uff1d\uff0b\uff0d\uff20-]")
+"""Beginning of a text that a spreadsheet runs, also in full width; the exports of ``/ops`` have the same rule."""
 
 
 def usage_text(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -41,6 +45,8 @@ def usage_csv(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 def _csv_value(name: str, value: Any) -> str:
     if name == "begins":
         return time_text(value * 1_000_000)[:19].replace(" ", "T") + "Z"
+    if isinstance(value, str) and _FORMULA.match(value):
+        return f"'{value}"
     return money_text(value) if name.endswith("_micro") else str(value)
 
 
