@@ -53,6 +53,8 @@ async def some_load(gates: list[Gate]) -> None:
     stream = ""
     for number in range(12):
         stream, _ = await gates[number % len(gates)].finished(20, seed=number)
+    elsewhere = {"name": "s", "schema": {"$ref": "https://schemas.example/s"}}  # is not fetched
+    await gates[0].finished(5, response_format={"type": "json_schema", "json_schema": elsewhere})
     reply = await gates[0].ask("GET", f"/v1/streams/{stream}?after=1-5")
     assert reply.status == 200
     reply = await gates[0].ask("POST", "/v1/chat/completions", chat(5) | {"model": "nobody-serves-it"})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from dashboards import rules
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.metric_names import METRICS, Role
 from tests.metrics.conftest import KV_BYTES, Observed, fetch
@@ -68,5 +71,39 @@ async def test_a_gateway_counts_what_its_readers_were_shown(observed: Observed) 
                     reads[key] = reads.get(key, 0) + sample.value
     rounds = reads["refused", "refused"]
     assert rounds >= 1
-    assert reads["created", "completed"] == 12 * rounds
+    assert reads["created", "completed"] == 13 * rounds
     assert reads["resumed", "completed"] == rounds
+
+
+NOT_SEEN = {("moderation_checks_total", "outcome", "failed"), ("structured_replies_total", "result", "invalid")}
+"""Label values of alerts that this platform does not show: it has no moderation, and its replies fit their schema."""
+
+
+async def test_the_label_values_that_alerts_ask_for_are_shown(observed: Observed) -> None:
+    asked = {
+        (name, label, value)
+        for alert in rules.ALERTS
+        for name, selector in re.findall(r"([a-z_:][a-z0-9_:]*)\{([^}]*)\}", alert.expr)
+        for label, values in re.findall(r'([a-z_]+)=~?"([^"]*)"', selector)
+        for value in values.split("|")
+        if name in OURS and label != "le"
+    }
+    assert len(asked) > 10
+
+    async def all_shown() -> bool:
+        seen = {
+            (name, label, value)
+            for role in ROLES
+            for name, series in (await shown(observed, role)).items()
+            for labels in series
+            for label, value in labels.items()
+        }
+        missing.clear()
+        missing.update(asked - seen - NOT_SEEN)
+        return not missing
+
+    missing: set[tuple[str, str, str]] = set()
+    try:
+        await eventually(all_shown, "the label values of all alerts")
+    except AssertionError:
+        raise AssertionError(f"no process shows {missing}") from None
