@@ -121,7 +121,8 @@ TTFT = _gateway(
     "ttft_seconds",
     "histogram",
     "seconds",
-    "Time to first token of requests that created a stream, measured at the gateway from the request's first byte",
+    "Time to first token of requests that created a stream, measured at the gateway from the request's first byte; "
+    "without tiers batch and free",
     _POOL,
     TTFT_BUCKETS_S,
 )

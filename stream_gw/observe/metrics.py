@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from stream_fabric.errors import Draining, PoolBusy
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.moderation.metrics import ModerationMetrics
+from stream_fabric.pool.placement import BATCH_TIER, TIERS
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
@@ -25,6 +26,8 @@ _LAYERS: dict[str, str] = {
     "deadline_exceeded": "queue",
 }
 """Errors that mean a rejection for lack of capacity, with the layer that rejected."""
+_YIELDING = TIERS[BATCH_TIER:]
+"""Tiers whose requests may wait and may be rejected, without a breach of any objective."""
 
 
 class Metrics:
@@ -139,7 +142,7 @@ class Metrics:
         if outcome.role == "created":
             exemplar = {"trace_id": outcome.trace_id}
             self._durations(pool).observe(outcome.wall_us / 1e6)
-            if outcome.ttft_us:
+            if outcome.ttft_us and outcome.tier not in _YIELDING:
                 self._ttft(pool).observe(outcome.ttft_us / 1e6, exemplar)
             if outcome.ttft_error_us is not None:
                 self._ttft_error(pool).observe(outcome.ttft_error_us / 1e6)
@@ -168,9 +171,10 @@ def rejection_layer(outcome: ReaderOutcome) -> str:
 def fault(outcome: ReaderOutcome) -> Literal["none", "client", "platform"]:
     """Return the side that caused the reader to get less than it asked for.
 
-    A draining gateway is an ordinary deployment: the request that it refuses is served by another one.
+    A draining gateway is an ordinary deployment: the request that it refuses is served by another one. Requests of
+    tiers that yield are asked to come again when a pool has much to do.
     """
-    if outcome.error_code == Draining.code:
+    if outcome.error_code == Draining.code or (outcome.error_code == PoolBusy.code and outcome.tier in _YIELDING):
         return "none"
     match outcome.ended:
         case "completed" | "incomplete" | "cancelled" | "drained":

@@ -142,6 +142,22 @@ def test_a_gateway_counts_every_reader_by_whose_fault_it_was() -> None:
     assert seen["tokens_streamed_total{pool=p}"] == 60
 
 
+@pytest.mark.parametrize(
+    ("tier", "counted"), [("interactive", True), ("standard", True), ("batch", False), ("free", False)]
+)
+def test_batch_work_that_waits_or_is_rejected_breaks_no_objective(tier: str, counted: bool) -> None:
+    metrics = Metrics()
+    rejected = {"role": "refused", "ended": "refused", "http_status": 503, "ttft_us": 0}
+    metrics.receive_outcome(over(tier=tier, ttft_us=60_000_000))
+    metrics.receive_outcome(over(tier=tier, error_code="pool_busy", **rejected))
+    metrics.receive_outcome(over(tier=tier, error_code="no_replica", **rejected))
+    seen = samples(metrics.exposition.render().body.decode())
+    assert seen["reads_total{ended=refused,fault=platform,pool=p,role=refused}"] == 1 + counted
+    assert seen["reads_by_dialect_total{dialect=openai.chat,fault=platform}"] == 1 + counted
+    assert seen[f"pool_sheds_total{{pool=p,tier={tier}}}"] == 1
+    assert seen.get("ttft_seconds_count{pool=p}", 0) == counted
+
+
 def test_by_how_much_a_first_token_differs_from_what_placement_expected() -> None:
     metrics = Metrics()
     for error_us in (None, -600_000, 40_000, 700_000):
