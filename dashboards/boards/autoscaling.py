@@ -49,7 +49,7 @@ AUTOSCALING = Board(
         ),
         Panel(
             "Backlog and time until idle", [
-                Prom(highest(listed.BACKLOG, "pool", IN_POOL), "{{pool}} until all requests have begun"),
+                Prom(highest(listed.BACKLOG, "pool", IN_POOL), "{{pool}} until all but batch have begun"),
                 Prom(highest(listed.TO_FREE, "pool", IN_POOL), "{{pool}} until all requests have ended"),
             ], "s",
         ),

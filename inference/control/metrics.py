@@ -12,7 +12,7 @@ from inference.control.policy.figures import Figures
 from inference.control.policy.fleet_view import FleetView, pending_work, profile_of
 from inference.control.policy.scale_policy import ScalePolicy
 from stream_fabric.events import Event, FleetEvent
-from stream_fabric.pool.placement import TIERS, ReplicaState
+from stream_fabric.pool.placement import BATCH_TIER, TIERS, ReplicaState
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import ReplicaInfo, TierQueue
 from stream_fabric.pool.traffic_model import TrafficModel
@@ -136,7 +136,8 @@ class ControllerMetrics:
                 profile = self._plans[pool].typical_replica
             pending = pending_work(replicas, queues, profile)
             self._running.labels(pool).set(pending.running)
-            self._backlog.labels(pool).set(pending.backlog_s)
+            # Batch work may wait for an hour, and its wait is no reason to wake somebody
+            self._backlog.labels(pool).set(pending_work(replicas, queues[:BATCH_TIER], profile).backlog_s)
             self._to_free.labels(pool).set(pending.to_free_s)
             self._demand.labels(pool).set(math.ceil(pending.busy / _DEMAND_UTILISATION))
 

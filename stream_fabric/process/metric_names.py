@@ -465,7 +465,8 @@ BACKLOG = _controller(
     "pool_backlog_seconds",
     "gauge",
     "seconds",
-    "Time the ready replicas need to begin all requests without a first token, in engines and in the pool's queue",
+    "Time the ready replicas need to begin all requests without a first token, in engines and in the pool's queue; "
+    "without queued ones of tiers batch and free",
 )
 TO_FREE = _controller(
     "pool_time_to_free_seconds", "gauge", "seconds", "Time the ready replicas need to finish all their work"

@@ -323,6 +323,15 @@ def test_whoever_finds_a_dead_replica_counts_it(metrics: Metrics | ControllerMet
     assert metrics.registry.get_sample_value("dead_replicas_total") == 1 and len(heard.events) == 1
 
 
+def test_batch_work_that_waits_is_no_backlog() -> None:
+    metrics = ControllerMetrics()
+    backlog_s, waits, none = [], TierQueue(100, 600.0, 100_000, 50_000), NONE_WAIT[0]
+    for queues in ([none] * 4, [none, none, waits, waits], [none, waits, none, none]):
+        metrics.receive_pools({"p": ([replica()], queues)})
+        backlog_s.append(metrics.registry.get_sample_value("pool_backlog_seconds", {"pool": "p"}) or 0.0)
+    assert backlog_s[0] == backlog_s[1] < 5 < backlog_s[2]
+
+
 def test_a_controller_forgets_a_pool_that_is_gone() -> None:
     metrics = ControllerMetrics()
     value = metrics.registry.get_sample_value
