@@ -527,6 +527,14 @@ async def test_stored_responses_must_leave_redis_room_and_find_a_database(report
     assert waits.found.startswith("1 wait") and "STREAM_GW_DATABASE_URL" in waits.remedy
 
 
+@pytest.mark.parametrize(("waiting", "what"), [(150, "stored responses that wait"), (300, "a database that takes")])
+async def test_a_backlog_of_stored_responses_is_told(report: Report, tmp_path: Path, waiting: int, what: str) -> None:
+    with RedisServer() as server:
+        server("ZADD", "sg:{rsp0}:unsaved", *(part for number in range(waiting) for part in (number, f"r{number}")))
+        await check_responses(report, GatewaySettings(database_url=f"sqlite:///{tmp_path / 'a.db'}"), server.url)
+    assert str(waiting) in one(report, what).found
+
+
 async def test_checks_of_structured_replies_run_or_say_why_not(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     await check_structured(report)
     assert statuses(report) == {"ok"}

@@ -19,6 +19,8 @@ _SHARE_MAX = 0.5
 """Largest share of Redis' memory that the stored responses of one tenant may take."""
 _USED_MAX = 0.7
 """Share of Redis' memory in use from which plans that keep streams long are named."""
+_WAITING_MAX = 200
+"""Stored responses that may wait for the database: as many as one gateway writes in a second."""
 
 
 async def check_responses(report: Report, settings: GatewaySettings, redis_url: str | None) -> None:
@@ -112,6 +114,12 @@ async def _check_redis(report: Report, settings: GatewaySettings, plans: Sequenc
         remedy = "set STREAM_GW_DATABASE_URL on a gateway: Redis keeps each for a day at most, then it is lost"
         found = f"{waiting} wait, and this environment has none"
         report.missing("a database for stored responses", remedy, found=found, needed=False)
+    elif waiting > _WAITING_MAX:
+        remedy = (
+            "see why in the gateways' log: responses wait for the database (its disk may be full); Redis keeps each "
+            "for a day at most, then it is lost"
+        )
+        report.missing("a database that takes stored responses", remedy, found=f"{waiting} wait", needed=False)
     elif waiting:
         report.ok("stored responses that wait for the database", str(waiting))
     limit, used = memory.get("maxmemory", 0), memory.get("used_memory", 0)
