@@ -1,4 +1,4 @@
-"""What a long prompt costs: time to the first token, CPU of each process, and the tokens of others meanwhile.
+"""The cost of a long prompt: time to the first token, CPU of each process, and the tokens of others meanwhile.
 
     python -m bench.prompts [--sizes 1 40 400 1000] [--requests 30]
 
