@@ -59,6 +59,7 @@ from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
 from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.off_loop import share_gil
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.tenancy import open_tenancy
 from stream_gw.transport.app import Edge
@@ -375,6 +376,7 @@ def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
 
     def ready(url: str) -> None:
         prepare_memory()
+        share_gil()
         on_ready(url)
 
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
