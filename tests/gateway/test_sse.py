@@ -20,7 +20,8 @@ from stream_fabric.redis.topology import slot_of
 from stream_fabric.stream.cursor import BEGINNING, Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, UserId, new_stream_id
-from stream_gw.dialects.requests import fingerprint, parse_create
+from stream_gw.dialects.requests import parse_create
+from stream_gw.streams.idempotency import fingerprint
 from tests.gateway.conftest import Tenants
 from tests.gateway.processes import Running, running
 from tests.gateway.wire import (
