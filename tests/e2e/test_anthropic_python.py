@@ -134,13 +134,20 @@ def test_errors_are_the_sdks_classes(client: Anthropic, one: Gate) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**{**ASK, "model": "no-such-model"})
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-    for wrong in ({"messages": []}, {"max_tokens": 0}, {"system": [{"type": "image"}]}, {"tools": [{"type": "bash"}]}):
+    for wrong in ({"messages": []}, {"max_tokens": -1}, {"system": [{"type": "image"}]}, {"tools": [{"type": "bash"}]}):
         with pytest.raises(anthropic.BadRequestError) as refused:
             client.messages.create(**{**ASK, **wrong})
         assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
         assert refused.value.body["error"]["param"] in wrong  # type: ignore[index]
     with pytest.raises(anthropic.NotFoundError):
         client.get("/v1/messages/nothing", cast_to=object)
+
+
+def test_the_cache_is_warmed_without_an_answer(client: Anthropic) -> None:
+    warmed = client.messages.create(**{**ASK, "max_tokens": 0})
+    assert (warmed.content, warmed.stop_reason) == ([], "max_tokens")
+    with client.messages.stream(**{**ASK, "max_tokens": 0}) as stream:
+        assert stream.get_final_message().content == []
 
 
 def test_a_request_is_not_sent_again_after_its_deadline(one: Gate) -> None:
