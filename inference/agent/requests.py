@@ -17,6 +17,7 @@ from inference.agent.budgets.extender import BudgetExtender
 from inference.agent.continuation import Part, PriorOutput
 from inference.agent.continued.healed import ask_for_rest
 from inference.agent.continued.parts import JoinedParts
+from inference.agent.continued.prior import append_prior
 from inference.agent.continued.repeated import can_repeat
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 
 INBOX_BLOCK_S = 1.0
 _INBOX_RETRY = BackoffPolicy(0.05, 0.5)
+_CREATE_RETRY_S = 0.5
 _READERS_RETURN_S = 30.0
 """Minimum time for readers to come back whose gateway died, whatever the stream's own grace period."""
 _TIMER_EARLY_S = 0.01
@@ -97,6 +99,8 @@ class Requests:
         self._budgets = budgets
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
+        self._creating: set[RunningStream] = set()
+        """Streams that are being created again."""
         self._moderation = AnswerModeration(ports.moderator, engine, tasks, policy.moderation_window_chars)
         self._replies = ReplyChecks(ports.checker, self._ask_engine, tasks)
         self._pump = Pump(ports.log, tasks, policy.flush_floor_s)
@@ -277,7 +281,8 @@ class Requests:
                 self.stop(stream)
             case "fenced":
                 self._handover.release(stream)
-            case "create":
+            case "create" if stream not in self._creating:
+                self._creating.add(stream)
                 self._tasks.create_task(self._create_again(stream))
             case "inputs":
                 self.steering.read_soon(stream)
@@ -336,7 +341,7 @@ class Requests:
             stream.producer.stopped = stream.closed = True  # closed: it asks for no budget, and takes no output
 
     async def _create_again(self, stream: RunningStream) -> None:
-        """Create a stream that the log has lost, in the same epoch, and append every frame again."""
+        """Create a stream that the log has lost, in the same epoch, and append every frame of all producers again."""
         work = stream.work
         try:
             code = await self._log.create(
@@ -349,13 +354,17 @@ class Requests:
                 reserved=work.reserved,
                 retention_s=work.retention_s,
             )
-        except FabricError as error:
-            log.warning("creating a lost stream again failed, retrying: stream=%s error=%s", stream.name, error)
-        else:
             if code in (CreateCode.TAKEN, CreateCode.CANCELLED):  # cancelled while it was lost, or taken by another
                 stream.producer.stopped = True
                 self.stop(stream)
                 return
+            if stream.prior:
+                await append_prior(self._log, stream)
+        except FabricError as error:
+            log.warning("creating a lost stream again failed, retrying: stream=%s error=%s", stream.name, error)
+            await asyncio.sleep(_CREATE_RETRY_S)
+        finally:
+            self._creating.discard(stream)
         self._pump.mark_dirty(stream, Urgency.HIGH)
 
 

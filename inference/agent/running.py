@@ -126,6 +126,7 @@ class RunningStream:
         "name",
         "owner",
         "partition",
+        "prior",
         "producer",
         "reported",
         "started_at",
@@ -153,6 +154,8 @@ class RunningStream:
         self.timing = timing
         self.partition = partition
         self.producer = Producer(self.name, work.parsed_epoch(), work.base)
+        self.prior: Sequence[bytes] = ()
+        """Frames that earlier producers wrote, one JSON line each, in case Redis loses them."""
         self._dirty = dirty
         self.owner = owner
         self.tokens = 0

@@ -19,7 +19,7 @@ Outcome = Literal["", "stop", "fenced", "create", "ended", "inputs"]
 - empty: none
 - ``stop``: stop the engine
 - ``fenced``: stop the engine, because another producer has the stream
-- ``create``: create the stream again
+- ``create``: create the stream again, with the frames up to the base
 - ``ended``: none; the terminal is in the log
 - ``inputs``: read the stream's inputs, and call ``receive_inputs``
 """
@@ -53,6 +53,7 @@ class Producer:
         "epoch",
         "in_flight",
         "inputs",
+        "keeps_earlier",
         "sent",
         "status",
         "stopped",
@@ -74,6 +75,8 @@ class Producer:
         self.sent = base
         self.in_flight = False
         self.created = base > 0
+        self.keeps_earlier = not base
+        """The caller has the frames up to the base, and can append them again."""
         self.status: Literal["", "completed", "cancelled", "failed", "incomplete"] = ""
         self.ended = False
         self.stopped = False
@@ -252,18 +255,25 @@ class Producer:
             case AppendCode.CANCELLED | AppendCode.STEERED:
                 self.receive_cancel(reply.seq, steered=reply.code is AppendCode.STEERED)
                 return "stop"
-            case AppendCode.NOSTREAM if not self.base:
-                if self.created:
-                    self._firm = self._firm or self.is_closed
-                    self.acked = 0
-                    return "create"
+            case AppendCode.GAP | AppendCode.NOSTREAM if self.created:
+                return self._begin_again()
+            case AppendCode.NOSTREAM:
                 # Its creation may still be on its way: a request and its stream travel side by side
                 self._unknown += 1
                 if self._unknown < UNKNOWN_MAX:
                     return ""
-        # Fenced, closed, never created; or the log lost what was made before this producer, who cannot make it again
+        # Fenced, closed or never created
         self.stopped = True
         return "fenced" if reply.code is AppendCode.FENCED else "stop"
+
+    def _begin_again(self) -> Outcome:
+        """The log has lost frames up to the base: all are appended again, unless nobody has the earlier ones."""
+        if not self.keeps_earlier:
+            self.stopped = True
+            return "stop"
+        self._firm = self._firm or self.is_closed
+        self.acked, self.ended = self.base, False
+        return "create"
 
     def receive_lost(self) -> None:
         """Let ``append_to_send`` repeat the append, because its reply was lost."""
@@ -284,8 +294,7 @@ class Producer:
             return
         self.usage = self.usage_at(at)
         self._drop_after(at)
-        self._closing, self._held = 0, False
-        self.status = ""
+        self.status, self._closing, self._held = "", 0, False
         *before, end = cut_frames(self.usage, steered=steered)
         for line in before:
             self.push(line, structural=True)
@@ -303,13 +312,7 @@ class Producer:
         if head is None:
             if not self.created:
                 return ""
-            if self.base:
-                self.stopped = True
-                return "stop"
-            self._firm = self._firm or self.is_closed
-            self.acked = 0
-            self.ended = False
-            return "create"
+            return self._begin_again()
         self.told = head.inputs
         if str(head.epoch) != self.epoch:
             self.stopped = True
@@ -319,11 +322,9 @@ class Producer:
             return "stop"
         if head.status == "live" and head.last < self.acked:  # a failover lost the tail
             if head.last < self.base:
-                self.stopped = True
-                return "stop"
+                return self._begin_again()
             self._firm = self._firm or self.is_closed
-            self.acked = head.last
-            self.ended = False
+            self.acked, self.ended = head.last, False
             return ""
         if head.status == "live" and head.inputs != self.inputs and not self.is_closed and not self.ended:
             return "inputs"

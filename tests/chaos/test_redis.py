@@ -150,6 +150,34 @@ async def test_an_agent_dies_after_redis_was_lost(redis_server: RedisServer, und
         await _check_unnoticed(running, readers, expected)
 
 
+async def test_redis_is_lost_after_a_deploy_has_moved_streams(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    """The agent that goes on with them also writes what the one before had written."""
+    tokens = 150
+    expected = await undisturbed(SEEDS, tokens)
+    async with fleet(redis_server.url, sim=SIM) as running, log_of(running.redis_url) as log:
+        readers = [SseReader(running.gates[k % 2 :], seed, tokens) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers, 5)
+        running.agents.pop("replica0").terminate()
+
+        async def moved() -> bool:
+            heads = [await log.head(reader.stream) for reader in readers]
+            return len({head.replica for head in heads}) == 1 and all(head.replica for head in heads)
+
+        await eventually(moved, "all streams to be at one agent", 10)
+        epochs = {(await log.head(reader.stream)).epoch.n for reader in readers}
+        assert epochs == {1, 2}
+        await asyncio.to_thread(redis_server.restart)
+        await asyncio.gather(*reading)
+        late = SseReader(running.gates, readers[0].seed, tokens)
+        late.stream = readers[0].stream
+        await late.read()
+        late.check_whole(expected[late.seed])
+        await _check_unnoticed(running, readers, expected)
+
+
 async def test_redis_and_a_gateway_are_lost_at_once(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
     """Readers ask the other gateway when Redis has come back empty and no producer has been there yet."""
     expected = await undisturbed(SEEDS, TOKENS)

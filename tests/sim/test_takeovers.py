@@ -501,6 +501,21 @@ def test_a_replica_dies_after_redis_has_lost_everything(after_s: float) -> None:
     assert 2 in [state.epoch.n for state in states]
 
 
+@pytest.mark.parametrize("deaths", (1, 2))
+def test_redis_loses_everything_after_a_takeover(deaths: int) -> None:
+    """The replica that goes on with the stream has read what came before, and writes it again."""
+    stage = Stage(3)
+    stage.ask(0.3, max_tokens=600)
+    for number in range(deaths):
+        stage.at(1.0 + 3.5 * number, lambda: stage.w.chaos.kill(stage.producer()))
+    stage.at(8.0, partial(_fail_over, stage.w, 0.3, everything=True))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (1 + deaths, "completed")
+    assert end.usage is not None and end.usage.output == 600
+    (client,) = stage.w.clients
+    assert not client.told
+
+
 def _fail_over(world: World, down_s: float, *, everything: bool = False) -> None:
     for shard in world.fabric.shards:
         shard.fail_over(down_s, everything=everything)

@@ -71,7 +71,9 @@ class Takeover:
 
     async def _take_over(self, stream: RunningStream) -> None:
         try:
-            earlier = split_turns(await self._handover.read_earlier_frames(stream))
+            stream.prior = await self._handover.read_earlier_frames(stream)
+            stream.producer.keeps_earlier = True
+            earlier = split_turns(stream.prior)
             inputs = await self._log.inputs(stream.name)
             # No doorbell rings for a stream in which this replica has appended nothing
             (head,) = await self._log.heads(stream.partition, [stream.name], None)

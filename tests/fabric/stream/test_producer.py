@@ -339,6 +339,25 @@ def test_a_failover_that_loses_what_came_before_a_takeover_stops_the_second_prod
         assert other.producer.append_to_send(8, 8192) is None
 
 
+def test_a_second_producer_that_keeps_what_came_before_has_it_appended_again() -> None:
+    lost = Head(Epoch(2, "bb"), 1, "live", -1, "", 0, True, None)
+    for seen in (AppendReply(AppendCode.GAP, 1), AppendReply(AppendCode.NOSTREAM, 0), None, lost):
+        line = TakenOver()
+        producer = line.producer
+        producer.keeps_earlier = True
+        line.push(0)
+        line.send(0)
+        producer.receive_reply(AppendReply(AppendCode.OK, producer.base + 1))
+        line.push(0)
+        if isinstance(seen, AppendReply):
+            line.send(0)
+            assert producer.receive_reply(seen) == "create"
+        else:
+            assert producer.receive_head(seen) == "create"
+        again = producer.append_to_send(8, 8192)
+        assert again is not None and (again.first, again.last) == (producer.base + 1, producer.base + 2)
+
+
 def test_invariant_5_exact_cancel_bills_what_the_log_billed() -> None:
     """The producer's copy of the terminal is the log's, whatever the engine reported since the append."""
     for reported_before in (True, False):
