@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
+from stream_fabric.errors import StreamGwError
 from stream_gw.auth import Principal
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.responses.requests import Asked
+from stream_gw.observe.trace import ReaderTrace
 from stream_gw.responses import (
     History,
     NoStore,
@@ -61,6 +64,19 @@ class Prepared(NamedTuple):
     """The request as it is stored: the items that it refers to are in it."""
     expanded: Asked
     """The request as the engine gets it: every compaction is a message."""
+
+
+@contextlib.contextmanager
+def failures_traced(who: Principal, dialect: str, make_trace: Callable[[], ReaderTrace]) -> Iterator[None]:
+    """Trace a request that fails by our fault before there is one that creates a stream, so that alerts count it."""
+    try:
+        yield
+    except StreamGwError as error:
+        if error.http_status >= 500:
+            trace = make_trace()
+            trace.tenant, trace.dialect = who.tenant, dialect
+            trace.finish("refused", error=error)
+        raise
 
 
 async def check_early(

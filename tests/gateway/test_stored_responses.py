@@ -143,6 +143,20 @@ async def test_without_sql_only_what_redis_has_is_served(setup: Setup, redis: Re
         assert (await gate.ask("GET", "/readyz")).status == 200, "streams need no database"
 
 
+async def test_a_response_refused_for_want_of_the_database_counts_against_the_platform(setup: Setup) -> None:
+    previous = {"previous_response_id": NEVER["/v1/responses/{id}"]}
+    with setup.gateway("away", STREAM_GW_DATABASE_URL=NOWHERE) as away:
+        gate = setup.gate(away)
+        body = {"model": MODEL, "input": "x", **previous}
+        refusal(await gate.ask("POST", "/v1/responses", body), 503, "responses_unavailable")
+        async with opened(gate) as wire:
+            await wire.create(**previous)
+            assert code_of(await wire.receive()) == (503, "responses_unavailable")
+        seen = (await gate.ask("GET", "/metrics")).body.decode()
+    assert 'reads_by_dialect_total{dialect="openai.responses",fault="platform"} 2.0' in seen
+    assert 'reads_total{ended="refused",fault="platform",pool="",role="refused"} 2.0' in seen
+
+
 # --- conversations ------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
-from stream_gw.streams.stored_responses import Prepared, StoredRequest, check_early, with_history
+from stream_gw.streams.stored_responses import Prepared, StoredRequest, check_early, failures_traced, with_history
 from stream_gw.transport.responses.recent import Recent
 from stream_gw.transport.responses.socket import ResponsesSocket
 from stream_gw.transport.responses.steering import SocketSteering, with_waiting
@@ -93,13 +93,18 @@ class TurnAnswers:
         self, who: Principal, turn: Turn, event: CreateEvent, count: Callable[[int], None]
     ) -> tuple[OpenedStream | None, Recent | None]:
         """Create the stream, or answer the request that generates nothing. Returns also what to remember."""
-        await check_early(self._gateway, who, event.asked, event.key, prepares=not event.generate)
-        prepared, lineage = await self._history(who, event.asked, count)
+
+        def make_trace() -> ReaderTrace:
+            return ReaderTrace(self._gateway.parts.tracer, self._socket.name, "ws", event.traceparent)
+
+        with failures_traced(who, self._dialect, make_trace):
+            await check_early(self._gateway, who, event.asked, event.key, prepares=not event.generate)
+            prepared, lineage = await self._history(who, event.asked, count)
         asides = Asides(self._gateway, who, self._socket.name, turn.outlet_of)
         request = await fitted(self._gateway, who, prepared, self._dialect, asides)
         store, asked, last_seq = self._gateway.parts.responses, prepared.asked, prepared.history.last_seq
         stored = None if store is None or not asked.store else StoredRequest(store, who, asked, last_seq)
-        turn.trace = trace = ReaderTrace(self._gateway.parts.tracer, self._socket.name, "ws", event.traceparent)
+        turn.trace = trace = make_trace()
         # Readers leave with their socket, so streams that they can read again get the longer grace
         kept = asked.store
         call = CreateCall(who, request, trace, key=event.key, kept=kept, dialect=self._dialect, on_named=stored)

@@ -27,7 +27,14 @@ from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import frames_off_loop, off_loop
 from stream_gw.streams.opened import OpenedStream
-from stream_gw.streams.stored_responses import StoredRequest, check_early, delete_stored, read_stored, with_history
+from stream_gw.streams.stored_responses import (
+    StoredRequest,
+    check_early,
+    delete_stored,
+    failures_traced,
+    read_stored,
+    with_history,
+)
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 from stream_gw.transport.endpoint import Handler
@@ -77,8 +84,9 @@ class ResponseRoutes:
     ) -> tuple[CreateRequest, StoredRequest | None]:
         """Return the request with what it builds on, and what stores it; None: it is not stored."""
         store = self._gateway.parts.responses
-        await check_early(self._gateway, who, asked, request.header(b"idempotency-key"))
-        prepared = await with_history(store, who, asked, count)
+        with failures_traced(who, dialect, lambda: request.trace(self._gateway.parts.tracer, "whole")):
+            await check_early(self._gateway, who, asked, request.header(b"idempotency-key"))
+            prepared = await with_history(store, who, asked, count)
         asides = Asides(self._gateway, who, request.id, lambda opened: _outlet(request, opened))
         parsed = await fitted(self._gateway, who, prepared, dialect, asides)
         if store is None or not asked.store:
