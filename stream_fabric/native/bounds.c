@@ -95,6 +95,8 @@ json_counts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
             quotes += 1 + (c < end);
             if (quotes > quotes_max)
                 Py_RETURN_NONE;
+            if (c == end)
+                break;
         } else {
             count_one(&counts, *c);
         }
