@@ -10,9 +10,9 @@ _YOUNG, _MIDDLE, _OLD = 2_000, 10, 50
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 16 << 20
-"""Freed memory that the process keeps. A prompt of 400 kB is copied some ten times on its way."""
-_MAPPED_BYTES_MIN = 1 << 20
-"""A larger block goes back to the kernel when it is freed."""
+"""Freed memory that the process keeps. A prompt is copied some ten times on its way."""
+_MAPPED_BYTES_MIN = 8 << 20
+"""A larger block goes back to the kernel when it is freed. No body of a request is larger."""
 
 
 def prepare_memory() -> None:
