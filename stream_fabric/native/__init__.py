@@ -8,8 +8,32 @@ Python elsewhere.
 from __future__ import annotations
 
 try:
-    from stream_fabric.native._native import chunk, json_counts, read_chunk, split_message, text_event, text_frame
+    from stream_fabric.native._native import (
+        chunk,
+        json_counts,
+        may_hold_url,
+        read_chunk,
+        split_message,
+        text_event,
+        text_frame,
+    )
 except ModuleNotFoundError:  # a source tree; a library that does not load is an error
-    from stream_fabric.native.python import chunk, json_counts, read_chunk, split_message, text_event, text_frame
+    from stream_fabric.native.python import (
+        chunk,
+        json_counts,
+        may_hold_url,
+        read_chunk,
+        split_message,
+        text_event,
+        text_frame,
+    )
 
-__all__ = ["chunk", "json_counts", "read_chunk", "split_message", "text_event", "text_frame"]
+__all__ = [
+    "chunk",
+    "json_counts",
+    "may_hold_url",
+    "read_chunk",
+    "split_message",
+    "text_event",
+    "text_frame",
+]

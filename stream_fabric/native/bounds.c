@@ -1,5 +1,6 @@
-/* What a JSON text has outside of its strings. */
+/* What a JSON text holds. */
 
+#define _GNU_SOURCE /* memmem */
 #include "native.h"
 
 #include <stdbool.h>
@@ -71,6 +72,26 @@ string_end(const char *at, const char *end)
     }
 }
 
+/* Count what the text has outside of strings. Returns its quotes; more than ``quotes_max``: the count has ended. */
+static Py_ssize_t
+count_text(const char *c, const char *end, Py_ssize_t quotes_max, Counts *counts)
+{
+    Py_ssize_t quotes = 0;
+    for (; c < end && quotes <= quotes_max; c++) {
+        if (*c == '\\' && c + 1 < end && (c[1] == '\\' || c[1] == '"')) {
+            c++; /* no JSON has this outside of strings */
+        } else if (*c == '"') {
+            c = string_end(c + 1, end);
+            quotes += 1 + (c < end);
+            if (c == end)
+                break;
+        } else {
+            count_one(counts, *c);
+        }
+    }
+    return quotes;
+}
+
 PyObject *
 json_counts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -85,21 +106,32 @@ json_counts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
     const Py_ssize_t quotes_max = 2 * PyLong_AsSsize_t(args[1]);
     if (PyErr_Occurred())
         return NULL;
-    Py_ssize_t quotes = 0;
     Counts counts = {0};
-    for (const char *c = at, *end = at + size; c < end; c++) {
-        if (*c == '\\' && c + 1 < end && (c[1] == '\\' || c[1] == '"')) {
-            c++; /* no JSON has this outside of strings */
-        } else if (*c == '"') {
-            c = string_end(c + 1, end);
-            quotes += 1 + (c < end);
-            if (quotes > quotes_max)
-                Py_RETURN_NONE;
-            if (c == end)
-                break;
-        } else {
-            count_one(&counts, *c);
-        }
-    }
+    PyThreadState *thread = unlocked(size);
+    const Py_ssize_t quotes = count_text(at, at + size, quotes_max, &counts);
+    locked(thread);
+    if (quotes > quotes_max)
+        Py_RETURN_NONE;
     return Py_BuildValue("(nnnnn)", counts.members, counts.commas, counts.slow, counts.brackets, counts.deepest);
+}
+
+PyObject *
+may_hold_url(PyObject *Py_UNUSED(module), PyObject *text)
+{
+    char *at;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(text, &at, &size) < 0)
+        return NULL;
+    PyThreadState *thread = unlocked(size);
+    const char *end = at + size;
+    bool found = memmem(at, (size_t)size, "_url\"", 5) != NULL;
+    for (const char *from = at; !found;) {
+        from = memchr(from, '\\', (size_t)(end - from));
+        if (from == NULL)
+            break;
+        found = end - from > 5 && memcmp(from, "\\u00", 4) == 0 && from[4] >= '5' && from[4] <= '7';
+        from++;
+    }
+    locked(thread);
+    return PyBool_FromLong(found);
 }

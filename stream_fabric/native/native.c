@@ -11,6 +11,7 @@ static PyMethodDef functions[] = {
     {"read_chunk", (PyCFunction)(void (*)(void))read_chunk, METH_FASTCALL, NULL},
     {"pack_command", pack_command, METH_O, NULL},
     {"json_counts", (PyCFunction)(void (*)(void))json_counts, METH_FASTCALL, NULL},
+    {"may_hold_url", may_hold_url, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -30,6 +30,22 @@ put_number(char *to, unsigned long long value)
     return end;
 }
 
+#define LONG_BYTES (64 << 10) /* takes longer than other threads should wait */
+
+/* Let other threads run while many bytes are read, which no other thread can change. Give the result to locked(). */
+static inline PyThreadState *
+unlocked(Py_ssize_t bytes)
+{
+    return bytes > LONG_BYTES ? PyEval_SaveThread() : NULL;
+}
+
+static inline void
+locked(PyThreadState *thread)
+{
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+}
+
 /* A published message, and the event to a reader that it becomes (gateway). */
 PyObject *split_message(PyObject *module, PyObject *payload);
 PyObject *text_event(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -44,3 +60,4 @@ PyObject *pack_command(PyObject *module, PyObject *args);
 
 /* What a JSON text has, before it is decoded. */
 PyObject *json_counts(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *may_hold_url(PyObject *module, PyObject *text);

@@ -12,6 +12,7 @@ _LONG_DIGITS: Final = 64
 _NO_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NUMERALS = bytes.maketrans(b"123456789.E", b"0000000000e")
+_ESCAPES = (b"\\u005", b"\\u006", b"\\u007")  # of an underscore and of letters
 _json = msgspec.json.Encoder().encode
 
 
@@ -108,3 +109,11 @@ def json_counts(text: bytes, strings_max: int) -> tuple[int, int, int, int, int]
     steps = outside.translate(_STEPS, _NO_BRACKETS)
     depth = max(accumulate(memoryview(steps).cast("b"), initial=0))
     return outside.count(b":"), outside.count(b","), slow, len(steps), depth
+
+
+def may_hold_url(text: bytes) -> bool:
+    """Whether a string of a JSON text may end in ``_url``, as it is or with escapes. True may be wrong, False is not.
+
+    A regular expression would take 30 times longer.
+    """
+    return b'_url"' in text or (b"\\u00" in text and any(escape in text for escape in _ESCAPES))

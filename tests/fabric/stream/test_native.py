@@ -6,6 +6,7 @@ import importlib
 import os
 import tracemalloc
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -136,6 +137,14 @@ def test_the_wheel_runs_what_is_in_c() -> None:
     assert wire.pack_command.__module__ == ("stream_fabric.native._native" if NATIVE else "hiredis.hiredis")
 
 
+@each
+def test_a_text_that_may_hold_a_url_is_told(functions: ModuleType) -> None:
+    for text in (b'{"image_url":1}', b'"image\\u005furl"', b'"_\\u0075rl"', b'"_ur\\u006C"', b"\\u00e9\\u007a"):
+        assert functions.may_hold_url(text), text
+    for text in (b"", b'"_url ', b"_url", b'"\\u00e9\\u00"', b"\\u00", b'"\\u0041"', b"\\u05"):
+        assert not functions.may_hold_url(text), text
+
+
 # --- C equals Python -----------------------------------------------------------------------------------------------
 
 small = st.binary(max_size=8)
@@ -222,6 +231,28 @@ def test_json_counts_equals_its_oracle(text: bytes, strings_max: int) -> None:
 
 
 @on_the_wheel
+@given(
+    st.lists(st.sampled_from([b"_url", b'"', b"\\", b"\\u00", b"5f", b"75", b"6c", b"u", b"7", b" "]), max_size=20).map(
+        b"".join
+    )
+    | st.binary()
+)
+def test_may_hold_url_equals_its_oracle(text: bytes) -> None:
+    assert NATIVE[0].may_hold_url(text) == python.may_hold_url(text)
+
+
+@on_the_wheel
+def test_threads_may_look_at_long_texts_at_once() -> None:
+    """The functions give the lock back meanwhile."""
+    text = b'{"a":["b",1e300,{}]},' * 50_000
+    with ThreadPoolExecutor(8) as threads:
+        counts = list(threads.map(lambda most: NATIVE[0].json_counts(text, most), [10**6, 99_999, 100_000] * 4))
+        urls = list(threads.map(NATIVE[0].may_hold_url, [text, text + b'"_url"'] * 4))
+    assert counts == [python.json_counts(text, most) for most in [10**6, 99_999, 100_000]] * 4
+    assert urls == [False, True] * 4
+
+
+@on_the_wheel
 @given(st.lists(texts | small | st.integers() | st.floats() | st.none() | st.booleans(), max_size=8).map(tuple))
 def test_pack_command_equals_hiredis(args: tuple[Any, ...]) -> None:
     expected = outcome(hiredis.pack_command, (args,))
@@ -252,6 +283,7 @@ def test_nothing_is_leaked() -> None:
         ("json_counts", (b'["a",1e300]' * 1000, 1000)),
         ("json_counts", (b'["a",1e300]' * 1000, 999)),
         ("json_counts", (b"[]", "x")),
+        ("may_hold_url", (b"\\u00aa" * 30_000,)),
     ]
     for name, args in calls:
         call = getattr(native, name)
