@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import BadRequest, Unsupported
-from stream_fabric.json_bounds import decode_text
 from stream_fabric.limits import PROMPT_CHOICES_MAX
 
 Json = dict[str, Any]
@@ -93,13 +92,13 @@ def _only_text(part: Any, otherwise: list[Any]) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Return a tool call with its arguments as a value: templates write them anew."""
+    """Return a tool call with its arguments as a value: templates write them anew, in the order of their keys."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
-    try:
-        arguments = decode_text(function["arguments"])
-    except msgspec.DecodeError:
+    try:  # text to text: a value of Python's takes three times as long
+        arguments = msgspec.Raw(msgspec.json.format(function["arguments"].encode(), indent=-1))
+    except (msgspec.DecodeError, RecursionError):
         return call
     called = {"name": function.get("name"), "arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": called}
