@@ -294,11 +294,10 @@ class OpenAIEngine:
 
     async def _serve_stream(self, request: EngineRequest, running: _Running, reader: ChunkReader) -> ErrorInfo | None:
         """Request a streamed answer and give its chunks to the reader. Returns its error, None if complete."""
-        body = bytes(request.body).rstrip()[:-1]
-        comma = b"," if body.rstrip() != b"{" else b""
         # vLLM's own option, which other servers refuse: exact token counts also when the answer is cut off
         counts = b',"continuous_usage_stats":true' if self.server_load.metrics.shown else b""
-        body += comma + b'"stream":true,"stream_options":{"include_usage":true%b}}' % counts
+        ours = b',"stream":true,"stream_options":{"include_usage":true%b}}' % counts
+        body = b"".join((memoryview(request.body)[:-1], ours))  # a long prompt is copied once
         events = BodyReader(running, reader, EventParser(STREAM_BYTES_MAX))
         with contextlib.closing(await self._post(request, body)) as answer:
             running.answer = answer

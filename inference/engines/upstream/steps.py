@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -93,7 +93,7 @@ class StepSocket:
         if link is None:
             raise AnswerBroken("its plug-in is not connected")
         head = msgspec.json.encode({"path": path, "headers": [*self._headers, *headers.items()]})
-        answer = link.ask(head + b"\n" + body, self._silence_s)
+        answer = link.ask((head, b"\n", body), self._silence_s)
         try:
             await answer.wait_head()
         except BaseException:
@@ -145,17 +145,17 @@ class _Link(asyncio.Protocol):
         """Answers that are coming."""
         return len(self._lanes)
 
-    def ask(self, request: bytes, silence_s: float) -> Answer:
+    def ask(self, request: Sequence[bytes], silence_s: float) -> Answer:
         while (number := (self._last + 1) % _NUMBERS) in self._lanes:
             self._last = number
         self._last = number
         lane = self._lanes[number] = _Lane(self, number, silence_s)
-        self.write(number, ASK, request)
+        self.write(number, ASK, *request)
         return lane.answer
 
-    def write(self, number: int, kind: int, payload: bytes = b"") -> None:
+    def write(self, number: int, kind: int, *payload: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(RECORD.pack(len(payload), number, kind) + payload)
+            self._transport.write(b"".join((RECORD.pack(sum(map(len, payload)), number, kind), *payload)))
 
     def forget(self, number: int) -> bool:
         """Take no more of an answer. False: this has come to its end before."""
