@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
+
 from inference.agent.lease import Lease
 from inference.agent.observe.attempt_events import AttemptEvents
 from inference.agent.observe.load_tracker import LoadTracker
@@ -17,13 +19,14 @@ from stream_fabric.limits import ENDED_KEPT_S, UNCHECKED_KEPT_S
 from stream_fabric.stream.ids import StreamId
 
 _ENDED_BYTES_MAX = 64 << 20
+_NO_BODY = msgspec.Raw(b"{}")
 
 
 @dataclass(slots=True)
 class _Ended:
     stream: RunningStream
     size: int
-    """Bytes of its frames as they were counted."""
+    """Bytes of its frames as they were counted, with those of earlier producers."""
     at_s: float
     """Time of its end, on the loop's clock."""
     checked: bool = False
@@ -90,8 +93,12 @@ class Streams:
             return
         if stream.name in self._ended:  # it came back after a failover that lost its end
             self._drop(stream.name)
-        self._ended[stream.name] = _Ended(stream, stream.producer.bytes_held, self._loop.time())
-        self._ended_bytes += stream.producer.bytes_held
+        # Nothing that repairs an end needs the prompt, which is often far longer than the answer
+        request = msgspec.structs.replace(stream.work.request, body=_NO_BODY)
+        stream.work = msgspec.structs.replace(stream.work, request=request)
+        size = stream.producer.bytes_held + sum(map(len, stream.prior))
+        self._ended[stream.name] = _Ended(stream, size, self._loop.time())
+        self._ended_bytes += size
         while self._ended_bytes > _ENDED_BYTES_MAX:
             self._drop(next(iter(self._ended)))
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from inference.agent.streams import Streams
 from stream_fabric.limits import ENDED_KEPT_S, UNCHECKED_KEPT_S
 from stream_fabric.stream.frames import Open
@@ -56,3 +58,20 @@ async def test_a_stream_that_could_not_be_checked_is_kept_until_the_log_may_have
     await asyncio.sleep(2)
     streams.drop_expired()
     assert not streams.ended() and streams._ended_bytes == 0
+
+
+@on_virtual_time
+async def test_an_ended_stream_keeps_no_prompt_and_counts_what_it_keeps() -> None:
+    """A replica may end hundreds of long prompts within the time for which it keeps their ends."""
+    silent: Any = Silent()
+    one = stream("s")
+    one.work = msgspec.structs.replace(
+        one.work, request=msgspec.structs.replace(one.work.request, body=msgspec.Raw(b'{"messages":[]}'))
+    )
+    one.prior = (b"{}" * 500,)
+    streams = Streams({StreamId("s"): one}, silent, silent, silent)
+    one.frame(Open(0, 0, "text"))
+    one.end("completed")
+    streams.remove(one, keep=True)
+    assert bytes(one.work.request.body) == b"{}" and one.work.request.stream == "s"
+    assert streams._ended_bytes == one.producer.bytes_held + 1000
