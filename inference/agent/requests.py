@@ -198,7 +198,7 @@ class Requests:
             return
         checked = moderated if before is not None else self._replies.sink_for(stream, request, moderated)
         stream.layers = tuple(each for each in (checked, moderated, sink) if is_droppable(each))
-        if len(rest) == request.choices == 1:
+        if len(rest) == 1 == request.choices:
             ask_for_rest(stream, rest[0], checked, self._engine, self._ask_engine)
             return
         if not rest:

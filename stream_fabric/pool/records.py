@@ -44,11 +44,15 @@ class EngineRequest(msgspec.Struct, frozen=True):
     own_chars: int = 0
     """Characters at the end of the prompt, or of its last message, that are the stream's own output; the answer
     continues them."""
+    plain: bool = False
+    """True: the answer has one choice, and the body asks for no schema and holds no media, so nobody looks for them in
+    a long body. A gateway of an earlier release does not say so."""
 
     @property
     def prompts(self) -> int:
         """Number of prompts: a completions request may have several, each with its own choices."""
-        raw = bytes(msgspec.json.decode(self.body, type=_PromptBody).prompt) if self.kind == "completions" else b""
+        several = self.kind == "completions" and not self.plain
+        raw = bytes(msgspec.json.decode(self.body, type=_PromptBody).prompt) if several else b""
         if raw[:1] != b"[":
             return 1
         parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
@@ -60,8 +64,10 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
         A wrong ``n``, which the engine refuses, counts as 1: a body must not end the agent that reads it.
         """
-        try:  # most bodies have no n, and a long one takes a decoder five times as long to pass over
-            n = msgspec.json.decode(self.body, type=_PromptBody).n if b'"n"' in bytes(self.body) else 1
+        if self.plain:
+            return 1
+        try:
+            n = msgspec.json.decode(self.body, type=_PromptBody).n
         except msgspec.ValidationError:
             n = 1
         return self.prompts * max(n or 1, 1)

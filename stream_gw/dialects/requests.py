@@ -6,13 +6,13 @@ import functools
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import CHOICES_MAX, MESSAGES_MAX, REPAIRS_MAX, USER_CHARS_MAX
 from stream_gw.dialects.prompt import chat_prompt, check_answerable, check_carried, check_controls, check_prompts
-from stream_gw.dialects.sessions import cache_key_of, conversation_of
+from stream_gw.dialects.sessions import cache_key_of, conversation_of, grace_of
 
 Generated = Literal["chat", "completions"]
 Kind = Literal[Generated, "embeddings", "rerank", "classify", "score", "tokenize"]
@@ -58,7 +58,6 @@ _TOKENS_MAX = 1 << 31
 _SCHEMAS = ("response_format", "structured_outputs", "guided_json")
 """Fields that ask for a reply of a form."""
 MODEL_CHARS_MAX = 256
-GRACE_S_MAX = 3600.0
 
 
 class CreateRequest(msgspec.Struct, frozen=True):
@@ -92,6 +91,8 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """The client's salt of the KV cache: requests of different salts share none. The engine gets a hash of it."""
     cache_key: str | None = None
     """OpenAI's ``prompt_cache_key``: requests with the same one go to the same replica, but are no session."""
+    structured: bool = False
+    """True: the body may ask for a reply of a form."""
     repairs: int = 0
     """Further replies to make while they do not fit the JSON schema; the tenant's plan may allow fewer."""
     input_bytes: int = 0
@@ -233,12 +234,13 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         session_id=session,
         cache_key=cache_key_of(fields),
         background=field(fields, "background", bool | None) or False,
-        on_disconnect_s=_parse_on_disconnect(field(fields, "on_disconnect", str | None)),
+        on_disconnect_s=grace_of(field(fields, "on_disconnect", str | None)),
         body=_engine_body(fields),
         tier=TIERS[tier],
         fallback=field(fields, "fallback", bool | None) is not False,
         deadline_s=deadline_s,
         cache_salt=field(fields, "cache_salt", str | None),
+        structured=not fields.keys().isdisjoint(_SCHEMAS),
     )
 
 
@@ -367,26 +369,6 @@ def _not_valid(name: str, raw: msgspec.Raw, error: Exception) -> BadRequest:
 @functools.cache  # msgspec reads a union or a list anew for each value: 2.3 µs instead of 0.8
 def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type_)
-
-
-def _parse_on_disconnect(text: str | None) -> float | UnsetType | None:
-    """Return the grace period in seconds; None: never cancel; UNSET: the field is absent. Raises BadRequest."""
-    if text is None:
-        return UNSET
-    if text == "continue":
-        return None
-    name, _, seconds = text.partition("=")
-    try:
-        grace_s = float(seconds)
-    except ValueError:
-        grace_s = -1.0
-    if name != "cancel_after" or not 0 <= grace_s <= GRACE_S_MAX:
-        raise BadRequest(
-            f'on_disconnect must be "continue" or "cancel_after=<0 to {GRACE_S_MAX:g} seconds>", '
-            f"got {_shortened(text, 60)!r}",
-            param="on_disconnect",
-        )
-    return grace_s
 
 
 def _engine_body(fields: dict[str, msgspec.Raw]) -> msgspec.Raw:

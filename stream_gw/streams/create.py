@@ -112,7 +112,7 @@ class StreamCreation:
 
         Raises StreamGwError, like ``create``.
         """
-        call, user, _, _ = await _checked(self._parts, self._readiness, call)
+        call, user, *_ = await _checked(self._parts, self._readiness, call)
         who, records = call.who, self._parts.authenticator.keys
         now_ms = self._parts.clock.now_us() // 1000
         stream = new_stream_id(now_ms, self._parts.random.token_bytes(10))
@@ -126,7 +126,7 @@ class StreamCreation:
         return facts
 
     async def _create(self, call: CreateCall) -> OpenedStream | None:
-        call, user, regions, pool = await _checked(self._parts, self._readiness, call)
+        call, user, regions, pool, media = await _checked(self._parts, self._readiness, call)
         who, trace, parts, request = call.who, call.trace, self._parts, call.request
         records = parts.authenticator.keys
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
@@ -148,7 +148,7 @@ class StreamCreation:
         async with self._keys.freeing(call, stream, is_new=is_new):
             call.check_facts(facts)  # before anything else is kept
         terms = terms_of(parts, who, request, user, now_ms)
-        work = make_work(parts, call, epoch, facts, cell, now_ms, hashes, salt=salt, reserved=terms.any)
+        work = make_work(parts, call, epoch, facts, cell, now_ms, hashes, salt=salt, reserved=terms.any, media=media)
         headers: Headers = ()
         trace.placing = trace.placing or parts.clock.monotonic_us()
         if terms.any:
@@ -369,14 +369,15 @@ class StreamCreation:
 
 async def _checked(
     parts: GatewayParts, readiness: Readiness, call: CreateCall
-) -> tuple[CreateCall, str | None, tuple[str, ...], str]:
+) -> tuple[CreateCall, str | None, tuple[str, ...], str, bool]:
     """Check the request, and that its caller may make it.
 
-    Returns the call with the tier that it gets, its user, its regions and its pool.
+    Returns the call with the tier that it gets, its user, its regions, its pool, and False if it holds no media.
     """
     request, user, regions, pool = await permitted(parts, readiness, call.who, call.request)
     call.trace.regions = regions
-    await off_loop(len(bytes(request.body)), lambda: check_media(request.body, parts.settings.media_domains))
+    size = memoryview(request.body).nbytes
+    media = await off_loop(size, lambda: check_media(request.body, parts.settings.media_domains))
     if context := parts.directory.context(pool, request.model, regions):
         await off_loop(request.prompt_bytes, lambda: check_context(request, context))
-    return call if request is call.request else replace(call, request=request), user, regions, pool
+    return call if request is call.request else replace(call, request=request), user, regions, pool, media

@@ -46,8 +46,9 @@ def make_work(
     *,
     salt: str,
     reserved: bool,
+    media: bool,
 ) -> Work:
-    """Make the record of the request that a replica will run."""
+    """Make the record of the request that a replica will run. ``media`` False: its body holds none."""
     plan = parts.authenticator.keys.plan(call.who.tenant)
     request, trace, tenant, stream = call.request, call.trace, call.who.tenant, facts.stream
     estimates = parts.directory.estimates(cell, route_key(request.model, request.own_dialect, TIERS[request.tier]))
@@ -56,8 +57,10 @@ def make_work(
     repairs = min(request.repairs, plan.repairs)
     deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
     body = salted_body(request.body, salt)
+    plain = request.n == 1 and not request.structured and not media
+    traceparent = trace.traceparent(stream)
     work = Work(
-        EngineRequest(stream, request.kind, request.model, body, deadline_ms, trace.traceparent(stream)),
+        EngineRequest(stream, request.kind, request.model, body, deadline_ms, traceparent, plain=plain),
         str(epoch),
         tenant,
         b"",

@@ -70,9 +70,9 @@ class LoadTracker:
 
     def receive_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
         """Take the length of the prompt and how much of it was cached, as the engine reported."""
-        body = bytes(stream.work.request.body)
-        if _IMAGE not in body:  # its bytes say nothing about the tokens of texts
-            self.meter.receive_prompt(len(body), tokens)
+        request = stream.work.request
+        if request.plain or _IMAGE not in bytes(request.body):  # its bytes say nothing about the tokens of texts
+            self.meter.receive_prompt(memoryview(request.body).nbytes, tokens)
         if stream.first_at is None and cached:
             self.prefixes.adjust_limit(stream.believed_blocks, cached * self.meter.bytes_per_token / PREFIX_BLOCK_BYTES)
 

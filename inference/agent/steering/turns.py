@@ -170,7 +170,8 @@ def steered_request(request: EngineRequest, turns: Iterable[Turn], items: Mappin
         _add(messages, msgspec.json.decode(items[turn.input], type=dict[str, Any]), joins=True)
         begun = False
     body["messages"] = messages
-    return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)))
+    # An input may hold media
+    return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)), plain=False)
 
 
 def _add(messages: list[dict[str, Any]], message: dict[str, Any], *, joins: bool) -> None:

@@ -10,7 +10,6 @@ from stream_fabric.limits import REPAIR_REPLY_CHARS_MAX
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.frames import Check, MaybeRaw
 
-_MARKS = (b"response_format", b"structured_outputs", b"guided_json")
 _ANY_OBJECT = b'{"type":"object"}'
 _REPAIR = (
     "Your reply does not fit the required JSON schema: {reason}{place}. Reply again with the whole corrected JSON and "
@@ -47,11 +46,10 @@ def wanted_schema(request: EngineRequest) -> bytes | None:
 
     A reply that goes on with the client's own beginning is no whole JSON, and is not checked.
     """
-    body = bytes(request.body)
-    if request.kind not in ("chat", "completions") or not any(mark in body for mark in _MARKS):
+    if request.plain or request.kind not in ("chat", "completions"):
         return None
     try:
-        asked = _decoder.decode(body)
+        asked = _decoder.decode(request.body)
     except msgspec.MsgspecError:  # the engine refuses it
         return None
     if asked.continue_final_message:
