@@ -1,4 +1,4 @@
-"""What a gateway says of a request's body, so that agents do not look for it in a long prompt."""
+"""A gateway says what a request's body holds, so that agents do not look for it in a long prompt."""
 
 from __future__ import annotations
 
