@@ -149,6 +149,10 @@ class AccountState:
         ``spend``: what it asks of its budgets.
         """
         overdue = self._overdue(now_ms)
+        names = {name for name, _ in subjects}
+        for (name, _), bucket in self._buckets.items():
+            if name in names:  # the clock may have gone back: its buckets drain from now on
+                bucket.at_ms = min(bucket.at_ms, now_ms)
         if stream in self.reservations:
             return self._admitted(stream, subjects, overdue, spend, (), now_ms)
         if spend is not None:

@@ -26,7 +26,7 @@ class Demand:
         A retry was counted when it was refused. Where nothing was refused lately it is of something else, and counts.
         """
         self.asked[request.tier] += 1
-        if request.tier == FREE_TIER or (retried and now_ms - self.refused_at_ms < RETRIES_MS):
+        if request.tier == FREE_TIER or (retried and abs(now_ms - self.refused_at_ms) < RETRIES_MS):
             return
         hits = [candidate.matched_tokens for candidate in choice.candidates]
         hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)

@@ -167,7 +167,7 @@ class PrefillDuty:
         return self._left_ms(now_ms) / (DUTY_MS * replicas)
 
     def _left_ms(self, now_ms: float) -> float:
-        return self._total_ms * math.exp((self._at_ms - now_ms) / DUTY_MS)
+        return self._total_ms * math.exp(-abs(self._at_ms - now_ms) / DUTY_MS)  # the clock may have gone back
 
 
 class Overflow(NamedTuple):

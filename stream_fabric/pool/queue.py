@@ -169,8 +169,8 @@ class PoolQueue:
         # Virtual time follows the first request, not one that overtook it: new requests start behind the first
         self.virtual[tier] = max(self.virtual[tier], found.first.start) if self.tiers[tier] else 0.0
         self.popped += 1
-        if now_ms - self.popped_since_ms >= RATE_WINDOW_MS:
-            if self.popped_since_ms:
+        if abs(now_ms - self.popped_since_ms) >= RATE_WINDOW_MS:
+            if 0 < self.popped_since_ms < now_ms:  # the clock may have gone back
                 self.rate_per_s = self.popped * 1000 / (now_ms - self.popped_since_ms)
             self.popped, self.popped_since_ms = 0, now_ms
         return request

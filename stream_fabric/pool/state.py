@@ -337,7 +337,7 @@ class PoolState:
         )
 
     def yields(self, now_ms: float) -> bool:
-        return self.yields_until_ms > now_ms
+        return 0 < self.yields_until_ms - now_ms <= YIELD_MS  # more: the clock has gone back
 
     def yield_to(self, now_ms: float, replica: ReplicaId | None = None) -> int | None:
         """Return the queued requests of higher tiers that the replica's batch work yields to; None: it does not."""

@@ -26,6 +26,7 @@ from stream_fabric.redis.scripts import Script
 from stream_fabric.redis.tenancy import accounts as adapter
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.ids import StreamId, TenantId
+from tests.support.waiting import eventually
 
 NOW_MS = 1_700_000_000_000
 TENANT = Subject("tenant", Limits(requests_per_min=10, tokens_per_min=1000, streams=3))
@@ -60,6 +61,17 @@ def test_a_clock_that_is_set_back_spends_nothing() -> None:
     assert isinstance(account.admit(2), Admitted)
     account.now_ms += MINUTE_MS
     assert account.state.uses([TENANT], account.now_ms)[0] == (0, 0, 2)
+
+
+def test_a_limit_that_was_used_up_when_the_clock_went_back_refills_within_a_minute() -> None:
+    account = Account()
+    account.admit(1, tokens=1000)
+    account.settle(1, 1000)
+    account.now_ms -= 60 * MINUTE_MS
+    refused = account.admit(2, tokens=500)
+    assert isinstance(refused, Exceeded) and refused.retry_ms == MINUTE_MS / 2
+    account.now_ms += MINUTE_MS // 2
+    assert isinstance(account.admit(2, tokens=500), Admitted)
 
 
 def test_a_refused_request_takes_nothing() -> None:
@@ -310,6 +322,24 @@ async def test_what_is_owed_for_hours_is_not_forgotten(redis_client: RedisClient
     assert isinstance(refused, Exceeded) and refused.retry_ms > 9 * 60 * MINUTE_MS
     slot, key = adapter._slot_and_key(tenant)
     assert await redis_client.execute(slot, "PTTL", key.removesuffix("held") + "b:tenant") > refused.retry_ms
+
+
+async def test_a_used_up_limit_refills_after_the_clock_of_redis_went_back(redis_client: RedisClient) -> None:
+    tenant, accounts = TenantId(f"t-{os.urandom(4).hex()}"), RedisAccounts(redis_client)
+    quick = Subject("tenant", Limits(requests_per_min=100, tokens_per_min=600_000))
+    await accounts.admit(tenant, stream(1), [quick], 600_000)
+    await accounts.settle(tenant, [Settlement(stream(1), 600_000)])
+    slot, key = adapter._slot_and_key(tenant)
+    for moment in ("ra", "ta"):
+        bucket = key.removesuffix("held") + "b:tenant"
+        assert await redis_client.execute(slot, "HINCRBY", bucket, moment, 60 * MINUTE_MS) > 60 * MINUTE_MS
+    refused = await accounts.admit(tenant, stream(2), [quick], 1000)
+    assert isinstance(refused, Exceeded) and refused.retry_ms <= 100
+    await eventually(lambda: _admits(accounts, tenant, quick))
+
+
+async def _admits(accounts: RedisAccounts, tenant: TenantId, subject: Subject) -> bool:
+    return isinstance(await accounts.admit(tenant, stream(2), [subject], 1000), Admitted)
 
 
 async def test_what_an_idle_account_kept_expires(redis_client: RedisClient) -> None:

@@ -34,7 +34,7 @@ from stream_fabric.pool.placement import TIERS, Placed, PlacementRequest, Queued
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.pool.state import PoolState
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 
 BATCH = TIERS.index("batch")
@@ -353,6 +353,18 @@ def test_a_cached_prompt_costs_no_duty_and_each_tier_has_its_own_limit() -> None
     assert isinstance(place(state, names, asked(tier=0), tiers[0]), Placed)
 
 
+def test_a_clock_that_is_set_back_keeps_no_request_out() -> None:
+    """Redis may fail over to a host whose clock is behind."""
+    state, names = pool()
+    terms, now_ms = OverloadTerms(duty_max=0.01, batch_yields=True), 3_600_000.0
+    assert at(state, names, asked(tier=0), terms, now_ms) and not at(state, names, asked(tier=0), terms, now_ms)
+    assert state.yield_to(now_ms) == 0
+    assert state.yield_to(now_ms - 30_000) is None and state.yield_to(0) is None
+    assert not at(state, names, asked(), terms, now_ms - 1), "a small step forgets nothing"
+    assert at(state, names, asked(), terms, now_ms - 60_000)
+    assert at(state, names, asked(), terms, 0)
+
+
 def test_what_the_duty_refuses_goes_to_an_adjacent_pool_first() -> None:
     state, names = pool(room=10_000, slots=10_000)
     terms = OverloadTerms(0.0, 100.0, duty_max=0.1)
@@ -569,6 +581,26 @@ async def test_of_a_burst_over_many_gateways_no_more_prefill_gets_in_than_the_du
     room_s = 0.5 * 2 * DUTY_MS / 1000
     assert room_s <= admitted * 0.1 <= room_s * (1 + passed_s * 1000 / DUTY_MS) + 0.2
     assert (await gateways[0].overload_totals(name)).rejected == (0, 0, 400 - admitted, 0)
+
+
+async def test_a_pool_takes_requests_after_the_clock_of_redis_went_back(
+    gateways: list[RedisPools], redis_client: RedisClient
+) -> None:
+    name, terms, pools = f"pool-{os.urandom(4).hex()}", OverloadTerms(duty_max=0.01, batch_yields=True), gateways[0]
+    replica = await joined(pools, name, 4, 5)
+
+    async def ask(tier: int) -> Placed | Queued | Refused:
+        work = work_of(tier, 100, 0)
+        return await pools.place(name, work, [Candidate(replica, 0)], wait_s=60, jitter=0.0, terms=terms)
+
+    assert isinstance(await ask(0), Placed) and isinstance(await ask(0), Refused)
+    for moment in ("paat", "yields"):
+        key = f"{pool_prefix(name)}stat"
+        assert await redis_client.execute(pool_slot(name), "HINCRBY", key, moment, 3_600_000) > 3_600_000
+    assert isinstance(await ask(0), Placed)
+    assert isinstance(
+        await pools.place(name, work_of(BATCH, 1, 0), [Candidate(replica, 0)], wait_s=60, jitter=0.0), Placed
+    )
 
 
 async def test_of_guests_over_many_gateways_no_more_get_in_than_there_is_room_for(gateways: list[RedisPools]) -> None:

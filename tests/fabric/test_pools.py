@@ -16,9 +16,11 @@ from stream_fabric.limits import CANDIDATES_MAX
 from stream_fabric.pool.placement import Placed, Queued, ReplicaState
 from stream_fabric.pool.records import Arrival, Candidate, EngineLoad, EngineRequest, LeaseReport, ReplicaInfo, Work
 from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery import lease_reaper
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST, LeaseReaper
 from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.inbox import RedisInbox
 from stream_fabric.redis.pools import QUEUE_SAMPLE_MAX, RedisPools, pool_prefix, pool_slot
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
@@ -535,7 +537,10 @@ async def test_the_queue_is_read_by_one_reaper_at_a_time_and_survives_work_of_an
     assert await pool.pools.waiting(pool.name) == []
 
 
-async def test_who_does_not_sweep_a_queue_does_not_read_it(redis_server: RedisServer) -> None:
+async def test_who_does_not_sweep_a_queue_does_not_read_it(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_reaper, "REAP_EVERY_S", 120.0)  # the claim outlives a slow machine
     client = RedisClient(redis_server.url)
     await client.start()
     pool = Pool(client)
@@ -678,3 +683,23 @@ async def test_processes_agree_on_the_number_of_partitions(redis_server: RedisSe
     with pytest.raises(FabricUnavailable, match="STREAM_GW_PARTITIONS=8"):
         await check_partitions(client, 16)
     await client.close()
+
+
+async def test_claims_and_leadership_end_after_the_clock_of_redis_went_back(redis_server: RedisServer) -> None:
+    """Their keys then live on for as long as the step was, also of a process that is gone."""
+    client = RedisClient(redis_server.url)
+    await client.start()
+    try:
+        pools, control = RedisPools(client), RedisControl(client)
+        assert await pools.claim_recovery("p", ReplicaId("r"), 3.0, "a")
+        assert not await pools.claim_recovery("p", ReplicaId("r"), 3.0, "b")
+        term = await control.lead("a", 3.5)
+        assert await control.lead("b", 3.5) == 0
+        for key in ("sg:{pool:p}:r:rescue", "sg:{control}:leader"):
+            assert redis_server("PEXPIRE", key, 3_600_000)
+        assert await pools.claim_recovery("p", ReplicaId("r"), 3.0, "b")
+        assert not await pools.claim_recovery("p", ReplicaId("r"), 3.0, "a")
+        assert await control.lead("b", 3.5) == term + 1
+        assert await control.lead("a", 3.5) == 0
+    finally:
+        await client.close()

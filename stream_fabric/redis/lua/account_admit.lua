@@ -20,6 +20,9 @@ for i = 1, count do
   if limits[i].t then of.t = drained(v[3], v[4], limits[i].t, now) end
   if limits[i].s then of.s = redis.call('SCARD', A .. 'c:' .. names[i]) end
   spent[i] = of
+  if id ~= '' and math.max(v[2] or 0, v[4] or 0) > now then -- the clock has gone back: the buckets drain from now on
+    redis.call('HSET', A .. 'b:' .. names[i], 'ra', math.min(v[2] or now, now), 'ta', math.min(v[4] or now, now))
+  end
 end
 
 local function reply(code, subject, kind, retry, overdue)

@@ -5,7 +5,9 @@ if ARGV[2] == '0' then
   if id == ARGV[1] then redis.call('DEL', KEYS[1]) end
   return 0
 end
-if id and id ~= ARGV[1] then return 0 end
+-- A lease that is left for longer than any is taken was given before the clock went back
+if id and id ~= ARGV[1] and redis.call('PTTL', KEYS[1]) <= 2 * ARGV[2] then return 0 end
+if id ~= ARGV[1] then id = nil end
 redis.call('DEL', KEYS[1]) -- frees memory first: Redis at its memory limit runs the writes after it
 if not id then term = string.format('%d', redis.call('INCR', KEYS[2])) end
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. term, 'PX', ARGV[2])

@@ -188,11 +188,11 @@ end
 local admitted_ms = 0 -- prefill that was admitted, as far as it is not forgotten
 if duty_max > 0 then
   local sums = redis.call('HMGET', P .. 'stat', 'pa', 'paat')
-  admitted_ms = (sums[1] or 0) * math.exp(((sums[2] or 0) - now) / DUTY_MS)
+  admitted_ms = (sums[1] or 0) * math.exp(-math.abs((sums[2] or 0) - now) / DUTY_MS)
 end
 if instead == '' and overflow_in_max == 0 and again == 0 then
   -- As ``Demand.count``: a retry was counted when it was refused
-  local counted = flags >= 16 and now - (redis.call('HGET', P .. 'stat', 'refused') or 0) < RETRIES_MS
+  local counted = flags >= 16 and math.abs(now - (redis.call('HGET', P .. 'stat', 'refused') or 0)) < RETRIES_MS
   if tier == FREE_TIER or counted then
     redis.call('HINCRBY', P .. 'stat', 'n' .. tier, 1)
   else
@@ -313,7 +313,7 @@ local held_bytes -- requests of all tenants and of this one; nil: not read
 if instead == '' then
   local over
   over, held_bytes = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
-  if over > 0 and now - (redis.call('HGET', P .. 'stat', 'recounted') or 0) >= RECOUNT_EVERY_MS then
+  if over > 0 and math.abs(now - (redis.call('HGET', P .. 'stat', 'recounted') or 0)) >= RECOUNT_EVERY_MS then
     redis.call('HSET', P .. 'stat', 'recounted', now)
     recount_bytes()
     over, held_bytes = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)

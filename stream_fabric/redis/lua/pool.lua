@@ -136,7 +136,10 @@ local function waiting_count()
   return count, lanes
 end
 
-local function batch_yields(now) return tonumber(redis.call('HGET', P .. 'stat', 'yields') or 0) > now end
+local function batch_yields(now)
+  local left_ms = (redis.call('HGET', P .. 'stat', 'yields') or 0) - now
+  return left_ms > 0 and left_ms <= YIELD_MS -- more: the clock has gone back
+end
 
 -- Its position among the requests of its lane and those that are bound to no region.
 local function position(id)
@@ -331,8 +334,8 @@ end
 local function count_popped(now)
   local v = redis.call('HMGET', P .. 'stat', 'popped', 'since')
   local popped, since = tonumber(v[1] or 0) + 1, tonumber(v[2] or 0)
-  if now - since >= RATE_WINDOW_MS then
-    if since > 0 then
+  if math.abs(now - since) >= RATE_WINDOW_MS then
+    if since > 0 and now > since then -- the clock may have gone back
       redis.call('HSET', P .. 'stat', 'rate', string.format('%.17g', popped * 1000 / (now - since)))
     end
     popped, since = 0, now
