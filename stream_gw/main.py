@@ -29,7 +29,7 @@ from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.clock import FabricClock, read_clock
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.index import RedisChats, RedisIndex, RedisLinks
@@ -124,6 +124,7 @@ class _Process:
     client: RedisClient
     partitions: Partitions
     host: HostClock
+    clock: FabricClock
     random: Random
     spans: Spans
     sink: EventSink
@@ -149,19 +150,20 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         stack.push_async_callback(client.close)
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
+        clock = await read_clock(client, host, random)
         spans = open_spans(
             settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc, random
         )
         stack.push_async_callback(asyncio.to_thread, spans.close)
         # The sink closes after all that emits, and before the client that may carry its events
-        sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
-        tenancy = await stack.enter_async_context(_publish_tenants(settings, client, random))
+        sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, clock, random))
+        tenancy = await stack.enter_async_context(_publish_tenants(settings, client, clock, random))
         redactor = await stack.enter_async_context(_redactor())
         moderator = await stack.enter_async_context(open_moderator(settings, metrics.moderation.receive, host))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         process = _Process(
-            settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy,
-            redactor, moderator, tasks, stack,
+            settings, name, keys, authenticator, metrics, client, partitions, host, clock, random, spans, sink,
+            tenancy, redactor, moderator, tasks, stack,
         )  # fmt: skip
         await _run(process, on_ready)
 
@@ -175,7 +177,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         await feed.read()
         process.authenticator.catch_up = feed.catch_up
     accounts = RedisAccounts(client)
-    settlements, clock = Settlements(accounts, random), FabricClock(client, process.host, random)
+    settlements, clock = Settlements(accounts, random), process.clock
     log = RedisStreamLog(client, process.partitions, on_ended=settlements.add)
     cells, pools = RedisPools(client, settings.queue_max, on_skip), DividedPools(client, settings.queue_max, on_skip)
     directory = Directory(cells, RedisControl(client, on_skip).plans)
@@ -298,7 +300,7 @@ def _make_receiver(observers: Sequence[_Observer], directory: Directory) -> Call
 
 @contextlib.asynccontextmanager
 async def _publish_tenants(
-    settings: GatewaySettings, client: RedisClient, random: Random
+    settings: GatewaySettings, client: RedisClient, clock: FabricClock, random: Random
 ) -> AsyncIterator[Tenancy | None]:
     """Open the database of tenants, if one is configured, and publish its changes meanwhile."""
     if not settings.database_url:
@@ -307,7 +309,7 @@ async def _publish_tenants(
     url, pepper = settings.database_url, settings.key_pepper.get_secret_value()
     previous = settings.key_pepper_previous.get_secret_value()
     async with (
-        open_tenancy(url, RedisTenants(client), HostClock(), random, pepper, previous) as tenancy,
+        open_tenancy(url, RedisTenants(client), clock, random, pepper, previous) as tenancy,
         asyncio.TaskGroup() as tasks,
     ):
         publishing = tasks.create_task(tenancy.run())

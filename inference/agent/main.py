@@ -29,7 +29,7 @@ from stream_fabric.process.memory import prepare_memory
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.clock import read_clock
 from stream_fabric.redis.inbox import RedisInbox
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import OnEnded, RedisStreamLog, check_partitions, leave_to_check
@@ -78,12 +78,12 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         partitions = await check_partitions(client, settings.partitions)
         if signalled:
             return
-        clock = FabricClock(client, HostClock(), HostRandom())
+        clock = await read_clock(client, HostClock(), HostRandom())
         name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
         replica = new_replica_id(name, clock.now_us() // 1_000_000, HostRandom().token_hex(3))
         policy = _policy(settings, models, engine.loaded().adapters, replica)
         metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
-        opened = open_sink(settings, client, metrics.registry, HostClock(), HostRandom())
+        opened = open_sink(settings, client, metrics.registry, HostClock(), clock, HostRandom())
         async with (
             opened as sink,
             open_moderator(settings, metrics.moderation.receive, HostClock()) as moderator,

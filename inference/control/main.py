@@ -32,7 +32,7 @@ from stream_fabric.recovery.late_bills import LateBills
 from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.clock import read_clock
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.pools import RedisPools
@@ -120,9 +120,10 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
     try:
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
+        clock = await read_clock(client, HostClock(), random)
         metrics = ControllerMetrics()
         async with (
-            open_sink(settings, client, metrics.registry, HostClock(), HostRandom()) as events,
+            open_sink(settings, client, metrics.registry, HostClock(), clock, random) as events,
             asyncio.TaskGroup() as tasks,
         ):
             sink = CountingSink(metrics.receive, events)
@@ -130,7 +131,6 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             cells = RedisPools(client, on_skip=metrics.receive_skipped_record)
             streams = RedisStreamLog(client, partitions, on_ended=settlements.add)
             pools = DividedPools(client, on_skip=metrics.receive_skipped_record)
-            clock = FabricClock(client, HostClock(), HostRandom())
             unbilled = RedisUnbilled(client, partitions)
             reporter = FailoverReporter(sink, clock, streams, unbilled)
             running = [

@@ -63,18 +63,25 @@ class FabricClock:
         count = 0
         while True:
             try:
-                await self._read()
+                await self.read()
                 count += 1
             except FabricError as error:
                 log.warning("fabric clock not read, retrying: error=%s", error)
             first = count < _FIRST_SAMPLES
             await asyncio.sleep(_FIRST_EVERY_S if first else _EVERY_S * self._random.uniform(0.8, 1.0))
 
-    async def _read(self) -> None:
-        """Read Redis's time once and update the offset."""
+    async def read(self) -> None:
+        """Read Redis's time once and update the offset. Raises FabricError."""
         sent_us = self._host.monotonic_us()
         seconds, micros = await self._client.execute(slot_of("pools"), "TIME")
         self._estimate.receive(sent_us, int(seconds) * 1_000_000 + int(micros), self._host.monotonic_us())
         offset_us = self._estimate.offset_us
         assert offset_us is not None
         self._offset_us = offset_us
+
+
+async def read_clock(client: RedisClient, host: Clock, random: Random) -> FabricClock:
+    """Make a clock that has read Redis's time, so that it takes no moment from the host's. Raises FabricError."""
+    clock = FabricClock(client, host, random)
+    await clock.read()
+    return clock

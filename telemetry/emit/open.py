@@ -52,9 +52,11 @@ class _NoSink(NoEvents):
 
 
 def open_sink(
-    settings: EmitSettings, client: RedisClient, registry: CollectorRegistry, clock: Clock, random: Random
+    settings: EmitSettings, client: RedisClient, registry: CollectorRegistry, host: Clock, clock: Clock, random: Random
 ) -> OpenSink:
-    """Make the process's sink. Its transport need not be reachable yet. ``clock`` is the host's clock.
+    """Make the process's sink. Its transport need not be reachable yet.
+
+    ``host``: the host's clock, which file times use. ``clock``: the fabric's, which events and their records use.
 
     Raises ValueError for settings that cannot work on this machine.
     """
@@ -63,11 +65,11 @@ def open_sink(
     transport = _transport(settings, client, clock, random)
     spool = None
     if settings.events_spool:
-        spool = Spool(Path(settings.events_spool), settings.events_spool_bytes_max, clock, random)
+        spool = Spool(Path(settings.events_spool), settings.events_spool_bytes_max, host, random)
     elif settings.events == "kafka":
         log.warning("events go to Kafka without a spool: %s", no_spool_advice(settings))
     policy = SinkPolicy(memory_bytes_max=settings.events_memory_bytes_max)
-    return Sink(transport, spool, policy, clock, random, registry)
+    return Sink(transport, spool, policy, host, random, registry)
 
 
 def no_spool_advice(settings: EmitSettings) -> str:

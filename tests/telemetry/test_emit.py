@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from prometheus_client import CollectorRegistry, generate_latest
 
 from stream_fabric.events import AttemptTrace, Event, FleetEvent, Phases, RequestTrace, decode_event
@@ -22,6 +23,7 @@ from stream_fabric.limits import EVENT_BYTES_MAX, EVENTS_BATCH_MAX
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.settings import EmitSettings
 from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.clock import read_clock
 from stream_fabric.redis.events import RedisEvents
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from telemetry.emit.delivery import SinkPolicy
@@ -437,7 +439,7 @@ async def test_a_sink_by_redis_is_what_no_settings_say(redis_url: str, redis_cli
     events = RedisEvents(redis_client)
     before = await events.head()
     async with open_sink(
-        EmitSettings(redis_url=redis_url), redis_client, CollectorRegistry(), HostClock(), HostRandom()
+        EmitSettings(redis_url=redis_url), redis_client, CollectorRegistry(), HostClock(), HostClock(), HostRandom()
     ) as sink:
         sink.emit(attempt("by-redis"))
     assert [decode_event(record).id for _, record in await events.read(before, 1000)].count("by-redis") == 1
@@ -445,7 +447,7 @@ async def test_a_sink_by_redis_is_what_no_settings_say(redis_url: str, redis_cli
 
 async def test_a_sink_that_is_off_takes_everything_and_says_nothing(redis_client: RedisClient) -> None:
     async with open_sink(
-        EmitSettings(events="off"), redis_client, CollectorRegistry(), HostClock(), HostRandom()
+        EmitSettings(events="off"), redis_client, CollectorRegistry(), HostClock(), HostClock(), HostRandom()
     ) as sink:
         sink.emit(attempt("1"))
         assert not isinstance(sink, Sink)
@@ -460,11 +462,44 @@ async def test_kafka_without_a_spool_is_warned_of(
         redis_client,
         CollectorRegistry(),
         HostClock(),
+        HostClock(),
         HostRandom(),
     ):
         assert "spool" not in caplog.text
-    async with open_sink(EmitSettings(**by_kafka), redis_client, CollectorRegistry(), HostClock(), HostRandom()):
+    async with open_sink(
+        EmitSettings(**by_kafka), redis_client, CollectorRegistry(), HostClock(), HostClock(), HostRandom()
+    ):
         assert "STREAM_GW_EVENTS_SPOOL" in caplog.text and "16 MiB" in caplog.text
+
+
+async def test_a_record_has_the_time_of_the_fabric_also_on_a_host_whose_clock_is_wrong(
+    redis_client: RedisClient, kafka_servers: str
+) -> None:
+    """The consumer refuses an event that is a day later than its record, and Kafka deletes old records."""
+    topic = await make_topic(kafka_servers)
+    clock = await read_clock(redis_client, At1970(), HostRandom())
+    to_kafka = EmitSettings(events="kafka", kafka_servers=kafka_servers, events_topic=topic)
+    async with open_sink(to_kafka, redis_client, CollectorRegistry(), At1970(), clock, HostRandom()) as sink:
+        sink.emit(attempt("1"))
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka_servers)
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition(topic, n) for n in range(3)])
+        await consumer.seek_to_beginning()
+        assert abs((await consumer.getone()).timestamp / 1e3 - time.time()) < 3600
+    finally:
+        await consumer.stop()
+
+
+class At1970(HostClock):
+    """A host without a battery, soon after its start."""
+
+    @property
+    def offset_us(self) -> int:
+        return 0
+
+    def now_us(self) -> int:
+        return self.monotonic_us()
 
 
 async def test_settings_that_cannot_work_are_refused_with_the_remedy(
@@ -477,6 +512,7 @@ async def test_settings_that_cannot_work_are_refused_with_the_remedy(
             redis_client,
             CollectorRegistry(),
             HostClock(),
+            HostClock(),
             HostRandom(),
         )
     with pytest.raises(ValueError, match="STREAM_GW_KAFKA_SERVERS"):
@@ -484,4 +520,4 @@ async def test_settings_that_cannot_work_are_refused_with_the_remedy(
     by_kafka = EmitSettings(events="kafka", kafka_servers="127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "telemetry.kafka.transport", None)
     with pytest.raises(ValueError, match=r"pip install 'stream-gw\[kafka\]'"):
-        open_sink(by_kafka, redis_client, CollectorRegistry(), HostClock(), HostRandom())
+        open_sink(by_kafka, redis_client, CollectorRegistry(), HostClock(), HostClock(), HostRandom())
