@@ -56,8 +56,8 @@ export class OpsSession {
       return;
     }
     if (!response.ok) throw await errorOf(response);
-    const { token, expires_at: expiresAt } = await response.json();
-    this.token = { token, expiresAt };
+    const { token } = await response.json();
+    this.token = { token, expiresAt: Date.now() / 1000 + SHIFT_S }; // by the clock that it is compared with
     tab.setItem(TOKEN, JSON.stringify(this.token));
   }
 

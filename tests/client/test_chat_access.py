@@ -211,7 +211,7 @@ async def watched(page: Page, fake: FakeGateway) -> None:
 
 @state
 async def expired(page: Page, fake: FakeGateway) -> None:
-    await page.goto("/watch#stream=resp_1&token=cap_x&until=1")
+    await page.goto("/watch#stream=resp_1&token=cap_x")
     await expect(page.locator("#log .failed")).to_be_visible()
 
 

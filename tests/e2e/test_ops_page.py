@@ -245,6 +245,14 @@ async def test_who_may_not_is_told_why(context: BrowserContext, fleet: Fleet) ->
         await expect(page.get_by_label("API key")).to_be_focused()
 
 
+async def test_a_wrong_clock_keeps_nobody_out(context: BrowserContext, fleet: Fleet) -> None:
+    await context.add_init_script("const now = Date.now; Date.now = () => now() + 9 * 3_600_000")
+    async with opened(context, f"{fleet.hostile.url}/ops") as page:
+        await page.get_by_label("API key").fill(fleet.operator)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#feed")).to_have_text("Live")
+
+
 async def test_a_token_that_runs_out_asks_for_the_key_again(context: BrowserContext, fleet: Fleet) -> None:
     one = fleet.gates[0]
     minted = (await one.ask("POST", "/v1/tokens", {"scopes": ["admin"], "expires_in_s": 4})).json

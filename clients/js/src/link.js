@@ -28,6 +28,7 @@ export class Link {
    * so the clock is read often.
    */
   watch() {
+    this.heardAt = Math.min(this.heardAt, Date.now()); // the clock may have gone back
     const leftMs = this.heardAt + this.limitMs - Date.now();
     if (leftMs <= 0) this.over(1006, "silent");
     else this.timer = setTimeout(() => this.watch(), Math.min(leftMs, TIMES_MS.watch));

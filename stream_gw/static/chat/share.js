@@ -28,7 +28,7 @@ export class ShareDialog {
     try {
       const { token, expiresAt } = await this.session.mintLink(stream, EXPIRES_IN_S);
       if (this.stream !== stream) return; // opened for another answer meanwhile
-      const link = linkTo(stream, token, expiresAt);
+      const link = linkTo(stream, token);
       $("share-link").value = link;
       const code = qrImage(link, "QR code of the link");
       if (code) $("share-code").replaceChildren(code);
@@ -69,8 +69,8 @@ export class ShareDialog {
 }
 
 /** The fragment is never sent to a server, so no log has the token. */
-function linkTo(stream, token, expiresAt) {
+function linkTo(stream, token) {
   const link = new URL("/watch", location.origin);
-  link.hash = new URLSearchParams({ stream, token, until: expiresAt });
+  link.hash = new URLSearchParams({ stream, token });
   return link.href;
 }

@@ -67,9 +67,7 @@ function refuse(text) {
 
 function start() {
   const token = link.get("token");
-  const until = Number(link.get("until")) * 1000;
   if (!message.stream || !token) refuse(REFUSALS.forbidden);
-  else if (until && until < Date.now()) refuse(REFUSALS.invalid_api_key);
   else {
     $("log").append(view.node);
     const gateway = new StreamGateway({ url: location.origin, token, onState });
