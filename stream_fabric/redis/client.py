@@ -148,6 +148,13 @@ class RedisClient:
             task.add_done_callback(lambda done: self._store_connection(address, done))
         return await asyncio.shield(task)
 
+    def open_connection(self, slot: int) -> Connection | None:
+        """Return the shared connection to the server of a slot; None: none is open."""
+        try:
+            return self._connections.get(self.topology.address(slot))
+        except ConnectionLost:
+            return None
+
     def _store_connection(self, address: Address, task: asyncio.Task[Connection]) -> None:
         """Store the connection that a finished task opened; close it if this client is closed."""
         del self._connecting[address]

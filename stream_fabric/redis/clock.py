@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 
 from stream_fabric.errors import FabricError
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 _FIRST_SAMPLES = 5
 _FIRST_EVERY_S = 0.05
 _EVERY_S = 20.0
+_LOOK_S = 0.5
+"""Seconds between looks whether another server answers, after which its clock is read."""
+_SLOT = slot_of("pools")
 _SAMPLES = 16
 """Samples that are kept: five minutes of them."""
 
@@ -67,13 +71,23 @@ class FabricClock:
                 count += 1
             except FabricError as error:
                 log.warning("fabric clock not read, retrying: error=%s", error)
-            first = count < _FIRST_SAMPLES
-            await asyncio.sleep(_FIRST_EVERY_S if first else _EVERY_S * self._random.uniform(0.8, 1.0))
+            if count < _FIRST_SAMPLES:
+                await asyncio.sleep(_FIRST_EVERY_S)
+            else:
+                await self._rest(_EVERY_S * self._random.uniform(0.8, 1.0))
+
+    async def _rest(self, seconds: float) -> None:
+        """Sleep, until another connection than now leads to Redis: it may have failed over to another clock."""
+        connection = self._client.open_connection(_SLOT)
+        for _ in range(math.ceil(seconds / _LOOK_S)):
+            await asyncio.sleep(_LOOK_S)
+            if self._client.open_connection(_SLOT) is not connection:
+                break
 
     async def read(self) -> None:
         """Read Redis's time once and update the offset. Raises FabricError."""
         sent_us = self._host.monotonic_us()
-        seconds, micros = await self._client.execute(slot_of("pools"), "TIME")
+        seconds, micros = await self._client.execute(_SLOT, "TIME")
         self._estimate.receive(sent_us, int(seconds) * 1_000_000 + int(micros), self._host.monotonic_us())
         offset_us = self._estimate.offset_us
         assert offset_us is not None

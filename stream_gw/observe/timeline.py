@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from stream_fabric.events import Phases, Timing
 from stream_gw.observe.steered import Steered
 
@@ -41,6 +43,8 @@ class Timestamps(NamedTuple):
     """The first frame of the producer that followed after ``broke``. ``broke`` 0: no frame came before it."""
 
 
+_CLOCK_US_MAX = 1_000_000
+"""Largest difference that is taken for an inaccuracy of the clocks."""
 _STALLED = (
     "decode_us", "check_us", "steer_us", "fabric_us", "recovery_us", "pool_queue_us", "prefill_us", "engine_queue_us",
 )  # fmt: skip
@@ -59,7 +63,7 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
     if not created:
         parts = _followed(at, end)
     elif timing is not None:
-        parts = _with_timing(at, timing, queued=queued)
+        parts = _with_timing(at, _on_one_clock(at, timing, end), queued=queued)
     else:
         parts = _without_timing(at, end, queued=queued)
     # While the reader was stalled, it did not wait for tokens
@@ -70,6 +74,18 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
     parts["client_stall_us"] = at.stalled_us
     parts["resume_gap_us"] = at.gap_us
     return wall_us, Phases(**parts, residual_us=wall_us - sum(parts.values()))
+
+
+def _on_one_clock(at: Timestamps, timing: Timing, end: int) -> Timing:
+    """Return the timing; where its clock is another than the gateway's, with moments that the gateway knows.
+
+    For some seconds after Redis' clock was set, processes differ about it. Else an hour would be a phase.
+    """
+    least, most = at.received - _CLOCK_US_MAX, end + _CLOCK_US_MAX
+    if least <= timing.handed_us - timing.waited_us <= most and least <= timing.taken_us <= most:
+        return timing
+    handed_us = max(at.broke, at.placed) + timing.waited_us
+    return msgspec.structs.replace(timing, handed_us=handed_us, taken_us=handed_us)
 
 
 def _with_timing(at: Timestamps, timing: Timing, *, queued: bool) -> dict[str, int]:

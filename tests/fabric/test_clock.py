@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
+from typing import Any
 
-from stream_fabric.redis.clock import ClockEstimate
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.clock import ClockEstimate, FabricClock
+from tests.support.waiting import eventually
 
 
 def test_the_reading_with_the_shortest_round_trip_counts() -> None:
@@ -35,3 +41,32 @@ def test_readings_of_one_clock_never_contradict_each_other() -> None:
         errors.append((there_us + back_us, abs(there_us - back_us)))
         assert estimate.offset_us is not None
         assert abs(estimate.offset_us - 777) <= min(errors)[0] // 2 + 1, "none with a shorter trip was dropped"
+
+
+class _FailingOver(RedisClient):
+    """A Redis whose hosts have clocks of their own."""
+
+    def __init__(self) -> None:
+        super().__init__("redis://127.0.0.1:1/0")
+        self.ahead_s = 0.0
+        self.readings = 0
+
+    async def execute(self, slot: int, *args: Any, timeout_s: float | None = None) -> Any:
+        assert args == ("TIME",)
+        self.readings += 1
+        now_us = int((time.time() + self.ahead_s) * 1e6)
+        return [b"%d" % (now_us // 1_000_000), b"%d" % (now_us % 1_000_000)]
+
+    def open_connection(self, slot: int) -> Any:
+        return self.ahead_s
+
+
+async def test_the_clock_of_another_server_is_read_at_once() -> None:
+    client = _FailingOver()
+    clock = FabricClock(client, HostClock(), HostRandom())
+    reading = asyncio.create_task(clock.run())
+    await eventually(lambda: client.readings >= 5)
+    client.ahead_s = -30.0
+    await eventually(lambda: abs(clock.now_us() / 1e6 - time.time() + 30) < 1, "the other clock", 10)
+    reading.cancel()
+    await client.close()

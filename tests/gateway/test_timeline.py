@@ -31,6 +31,20 @@ def test_an_ordinary_request_splits_into_its_phases() -> None:
     assert parts.total_us == wall
 
 
+@pytest.mark.parametrize(("handed_s", "taken_s"), [(3600, 3600), (-3600, -3600), (3600, 0), (0, 3600), (0, -30)])
+def test_a_clock_that_was_just_set_makes_no_phase(handed_s: int, taken_s: int) -> None:
+    """Redis, the replica and the gateway differ about the time until they have read it again."""
+    told = msgspec.structs.replace(
+        TOLD, handed_us=TOLD.handed_us + handed_s * 1_000_000, taken_us=TOLD.taken_us + taken_s * 1_000_000
+    )
+    wall, parts = phases(PLAIN, told, created=True, queued=False)
+    usual = phases(PLAIN, TOLD, created=True, queued=False)
+    assert wall == usual[0] and parts.residual_us == usual[1].residual_us
+    assert abs(parts.admission_us - usual[1].admission_us) < 1000 and abs(parts.fabric_us - usual[1].fabric_us) < 1000
+    queued = msgspec.structs.replace(told, waited_us=90_000, handed_us=told.handed_us + 90_000)
+    assert phases(PLAIN, queued, created=True, queued=True)[1].pool_queue_us == 90_000
+
+
 def test_waiting_for_a_replica_counts_as_queue() -> None:
     told = Timing(90_000, 91_600, 92_400, 0, 1, 1)
     _, parts = phases(PLAIN._replace(arrived=92_500, done=92_500), told, created=True, queued=True)

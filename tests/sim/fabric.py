@@ -204,6 +204,8 @@ class Link:
         seconds, ms = divmod(await self.call("time", self.w.fabric.of_pools(), lambda: self.w.now_ms), 1000)
         return EPOCH_S + seconds, ms * 1000
 
+    def open_connection(self, slot: int) -> None: ...
+
     @property
     def stalled(self) -> bool:
         return self.w.loop.now < self.stalled_until
