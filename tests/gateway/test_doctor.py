@@ -625,19 +625,31 @@ async def test_a_consumer_is_asked_with_the_token(
 ) -> None:
     store = make_store(front.url)
     async with api(store, ConsumerMetrics(), {}, lambda: True, token, 0) as url:
-        await check_consumer(report, url, given)
+        await check_consumer(report, url, given, HostClock())
     await store.close()
     (found,) = report.findings
     assert found.status == status and says in found.found
 
 
+@pytest.mark.parametrize(("ahead_s", "found"), [(300.0, "behind"), (-60.0, "ahead")])
+async def test_a_consumer_whose_clock_is_wrong_is_told(
+    front: ClickHouseFront, report: Report, ahead_s: float, found: str
+) -> None:
+    store = make_store(front.url)
+    async with api(store, ConsumerMetrics(), {}, lambda: True, "t", 0) as url:
+        await check_consumer(report, url, "t", Shifted(ahead_s))
+    await store.close()
+    told = one(report, "one time at the telemetry consumer")
+    assert told.status == "absent" and found in told.found and not report.failed
+
+
 async def test_a_consumer_that_is_away_unhealthy_or_another_service_is_missing(
     front: ClickHouseFront, report: Report, upstream: str
 ) -> None:
-    await check_consumer(report, "http://127.0.0.1:1", "t")
+    await check_consumer(report, "http://127.0.0.1:1", "t", HostClock())
     store = make_store(front.url)
     async with api(store, ConsumerMetrics(), {}, lambda: False, "t", 0) as url:
-        await check_consumer(report, url, "t")
+        await check_consumer(report, url, "t", HostClock())
     await store.close()
     assert one(report, "telemetry consumer at http://127.0.0.1:1").status == "missing"
     assert one(report, "a healthy telemetry consumer").found == "/healthz says 503"

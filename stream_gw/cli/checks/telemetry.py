@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from stream_fabric.ports import Clock
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.system_errors import reason
 from stream_gw.cli.checks.report import Report
@@ -18,6 +20,8 @@ from telemetry.store.migrations import migrations
 from telemetry.store.store import Store
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
+_CLOCK_S_MAX = 3.0
+"""Seconds between the clocks of this host and of telemetry's from which the check warns; its answer has whole ones."""
 _UNKNOWN_TABLE = "UNKNOWN_TABLE"
 _UNKNOWN_DATABASE = "UNKNOWN_DATABASE"
 
@@ -85,8 +89,8 @@ def _check_embedded(report: Report, folder: Path) -> None:
         report.missing(f"a folder for ClickHouse's engine, {folder}", remedy, found="it cannot be written")
 
 
-async def check_consumer(report: Report, url: str, token: str) -> None:
-    """Check that the consumer at the URL answers and accepts the token."""
+async def check_consumer(report: Report, url: str, token: str, host: Clock) -> None:
+    """Check that the consumer at the URL answers and accepts the token, and that its clock is this host's."""
     if not url:
         report.skipped("telemetry consumer", "set STREAM_GW_TELEMETRY_URL where gateways or controllers ask it")
         return
@@ -94,7 +98,7 @@ async def check_consumer(report: Report, url: str, token: str) -> None:
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT, headers={"authorization": f"Bearer {token}"}) as session:
             async with session.get(f"{url}/healthz") as answer:
-                health = answer.status
+                health, date, now_s = answer.status, answer.headers.get("date", ""), host.now_us() / 1e6
             # A query that does not exist: only the token decides between 401, 403 and 404
             async with session.post(f"{url}/query", json={"query": "doctor"}) as answer:
                 asked = answer.status
@@ -108,6 +112,7 @@ async def check_consumer(report: Report, url: str, token: str) -> None:
             "see its log: it has no event log",
             found=f"/healthz says {health}",
         )
+    _check_clock(report, url, date, now_s)
     match asked:
         case 404:
             report.ok(f"telemetry consumer at {url} answers", "and takes STREAM_GW_TELEMETRY_TOKEN")
@@ -120,3 +125,19 @@ async def check_consumer(report: Report, url: str, token: str) -> None:
         case status:
             remedy = "correct STREAM_GW_TELEMETRY_URL: this is no stream-gw telemetry"
             report.missing(f"telemetry consumer at {url}", remedy, found=f"/query says {status}")
+
+
+def _check_clock(report: Report, url: str, date: str, now_s: float) -> None:
+    """Warn when the consumer's clock is not this host's: it says until when all bills are there."""
+    try:
+        ahead_s = parsedate_to_datetime(date).timestamp() - now_s
+    except ValueError:  # not stream-gw telemetry, which the next check finds
+        return
+    if abs(ahead_s) > _CLOCK_S_MAX:
+        report.missing(
+            f"one time at the telemetry consumer at {url} and this host",
+            "correct the clock that is wrong (chronyc tracking, timedatectl): telemetry's says which hours have all "
+            "their bills, and what --since means",
+            found=f"it is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}",
+            needed=False,
+        )

@@ -9,6 +9,7 @@ import shutil
 import sys
 from typing import TypeVar
 
+from stream_fabric.process.host import HostClock
 from stream_fabric.process.settings import FabricSettings
 from stream_gw.cli.checks.report import Finding, Report, as_json, as_text
 from stream_gw.cli.flags import load_settings
@@ -91,7 +92,7 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
     if telemetry:
         await check_clickhouse(report, telemetry)
     if asking := gateway or controller:
-        await check_consumer(report, asking.telemetry_url, asking.telemetry_token.get_secret_value())
+        await check_consumer(report, asking.telemetry_url, asking.telemetry_token.get_secret_value(), HostClock())
     if shutil.which("chromium-headless-shell") or shutil.which("chromium"):
         report.ok("Chromium, for the browser tests")
     else:
