@@ -22,7 +22,7 @@ from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, Fab
 from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
 from stream_fabric.pool.lease_changes import decode_summary
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, YIELD_MS, OverloadTerms
 from stream_fabric.pool.placement import BATCH_TIER, Placed, Queued
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
 from stream_fabric.ports import Clock, FrameSink, SleepLevel
@@ -120,6 +120,7 @@ class Bench:
         self.pool = pool
         self.agent = agent
         self.engine = engine
+        self.yielding: asyncio.Task[None] | None = None
 
     async def ask(
         self,
@@ -155,16 +156,33 @@ class Bench:
         assert isinstance(reply, Placed)
 
     async def yields(self, stream: StreamId, *, tokens: int = 20, waiting: int = 1) -> None:
-        """The stream yields to so many requests when it has so many tokens; the pool then yields for an hour."""
+        """The stream yields to so many requests when it has so many tokens; the pool yields until batch may run."""
         await eventually(lambda: _above(self, stream, tokens), "tokens")
-        await self.client.execute(
-            pool_slot(self.pool), "HSET", pool_prefix(self.pool) + "stat", "yields", int((time.time() + 3600) * 1000)
-        )
+        if self.yielding is None:
+            self.yielding = asyncio.create_task(self._keep_yielding())
+        await eventually(self._pool_yields, "the pool to yield")
         self.agent.status.request_yield(waiting)
         await eventually(lambda: stream not in self.agent.running, "the stream to yield")
 
+    async def _keep_yielding(self) -> None:
+        while True:
+            until = str(int(time.time() * 1000 + YIELD_MS - 100))
+            await self.client.execute(pool_slot(self.pool), "HSET", pool_prefix(self.pool) + "stat", "yields", until)
+            await asyncio.sleep(1.0)
+
+    async def _pool_yields(self) -> bool:
+        key = pool_prefix(self.pool) + "stat"
+        return bool(await self.client.execute(pool_slot(self.pool), "HEXISTS", key, "yields"))
+
+    async def stop_yielding(self) -> None:
+        if self.yielding is not None:
+            self.yielding.cancel()
+            await asyncio.gather(self.yielding, return_exceptions=True)
+            self.yielding = None
+
     async def let_batch_run(self) -> None:
         """The pool yields no more."""
+        await self.stop_yielding()
         await self.client.execute(pool_slot(self.pool), "HDEL", pool_prefix(self.pool) + "stat", "yields")
 
     async def text(self, stream: StreamId) -> str:
@@ -251,7 +269,9 @@ async def running(
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.wait_for(agent.ready.wait(), 10)
-        yield Bench(direct, pool, agent, engine, heard), task
+        bench = Bench(direct, pool, agent, engine, heard)
+        yield bench, task
+        await bench.stop_yielding()
     finally:
         agent.drain()
         await asyncio.wait([task])
@@ -940,7 +960,7 @@ async def test_a_batch_stream_yields_and_another_replica_goes_on_with_the_same_t
             await eventually(lambda: two.agent.state == "ready", "the other replica")
             await asyncio.sleep(0.1)
             assert await one.head(cut) == head, "it waits while the pool yields"
-            await two.let_batch_run()
+            await one.let_batch_run()
             end = await two.end(cut)
             assert end.status == "completed" and end.usage is not None and end.usage.output == 150
             assert await two.text(cut) == await two.text(whole)
