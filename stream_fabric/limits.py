@@ -108,6 +108,7 @@ UNCHECKED_KEPT_S: Final = 50.0  # the same while Redis is away; over: the stream
 
 # Leases.
 LEASE_TTL_S: Final = 3.0  # lease of a replica; over: its streams move to other replicas
+LEASE_TTL_S_MAX: Final = 60.0  # longest lease that may be set; one with more left is of before the clock went back
 LEASE_RENEW_S: Final = 1.0  # interval of renewals
 REAP_EVERY_S: Final = 0.5  # interval at which lease reapers look for expired leases
 

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from inference.agent.observe.bill_guard import ServeWithoutBills
 from stream_fabric.accounts.records import REGION_PATTERN
-from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
+from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, LEASE_TTL_S_MAX, VLLM_START_S_MAX
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.pool.cells import CELLS_MAX
 from stream_fabric.process.settings import EmitSettings, MetricsSettings, SettingsConflict
@@ -106,7 +106,7 @@ class AgentSettings(EmitSettings, ModerationSettings, MetricsSettings):
     lease_ttl_s: float = Field(
         LEASE_TTL_S,
         ge=1,
-        le=60,
+        le=LEASE_TTL_S_MAX,
         description="Lifetime of the replica's lease in seconds; a replica that does not renew it is dead",
     )
     lease_renew_s: float = Field(

@@ -93,6 +93,7 @@ def constants(shared: str) -> str:
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
         "UNBILLED_MS": limits.UNBILLED_KEPT_S * 1000,
         "ZERO_KEPT_MS": limits.ZERO_RETENTION_S * 1000,
+        "LEASE_MS_MAX": limits.LEASE_TTL_S_MAX * 1000,
     }
     if shared == "account":
         values |= {

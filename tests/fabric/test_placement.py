@@ -32,7 +32,7 @@ from stream_fabric.redis.inbox import RedisInbox
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 
-FAR_S = 3600.0
+FAR_S = 60.0
 QUEUE_MAX = 12
 
 

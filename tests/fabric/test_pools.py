@@ -703,3 +703,20 @@ async def test_claims_and_leadership_end_after_the_clock_of_redis_went_back(redi
         assert await control.lead("a", 3.5) == 0
     finally:
         await client.close()
+
+
+async def test_a_replica_that_died_is_found_after_the_clock_of_redis_went_back(pool: Pool) -> None:
+    """Its lease then lies in the future; the living ones have renewed theirs."""
+    dead, alive = replica("dead"), replica("alive")
+    streams = Streams(pool, dead)
+    lost = await streams.begin()
+    await pool.renew(dead, lost)
+    slot, leases = pool_slot(pool.name), f"{pool_prefix(pool.name)}leases"
+    assert await pool.client.execute(slot, "ZADD", leases, "XX", "CH", str(time.time() * 1000 + 3.6e6), dead)
+    await pool.renew(alive)
+    assert await pool.pools.expired(pool.name) == [dead]
+    reaper = asyncio.create_task(reaper_of(pool, streams.log).run())
+    await eventually(lambda: _gone(pool, dead), "the reaper")
+    reaper.cancel()
+    assert await streams.status(lost) == "failed", "nobody knows what it was asked to be"
+    assert [info.replica for info in await pool.pools.replicas(pool.name)] == [alive]

@@ -94,8 +94,8 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
                     running[replica][work.request.stream] = ""  # back from the dead, with what was taken from it
                 listed = (running if rng.random() < 0.8 else earlier)[replica]
                 report = await both(
-                    pools.report(info, ttl_s=3600, running=listed),
-                    memory.report(info, now_ms(), 3600, (), listed),
+                    pools.report(info, ttl_s=60, running=listed),
+                    memory.report(info, now_ms(), 60, (), listed),
                 )
                 for known in works if rng.random() < 0.5 else ():
                     if known.request.stream in report.lost:

@@ -2,7 +2,8 @@
 -- KEYS: the pool's prefix. ARGV: replica, 1 when the agent itself leaves. Returns 1 when it is forgotten.
 local key = P .. ARGV[1] .. ':'
 local expiry = redis.call('ZSCORE', P .. 'leases', ARGV[1])
-if ARGV[2] ~= '1' and expiry and tonumber(expiry) > now_ms() then return 0 end
+local left_ms = (expiry or 0) - now_ms()
+if ARGV[2] ~= '1' and left_ms > 0 and left_ms <= LEASE_MS_MAX then return 0 end -- more: as in ``expired.lua``
 for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
   if redis.call('HGET', P .. 'at', id) == ARGV[1] then return 0 end
 end
