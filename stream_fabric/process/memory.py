@@ -11,8 +11,9 @@ _YOUNG, _MIDDLE, _OLD = 2_000, 10, 50
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 16 << 20
 """Freed memory that the process keeps. A prompt is copied some ten times on its way."""
-_MAPPED_BYTES_MIN = 8 << 20
-"""A larger block goes back to the kernel when it is freed. No body of a request is larger."""
+_MAPPED_BYTES_MIN = 2 << 20
+"""A larger block comes from the kernel and goes back to it. WebSocket messages that are half received would otherwise
+leave holes in the heap: sockets that were refused left 110 MiB behind."""
 
 
 def prepare_memory() -> None:
