@@ -340,7 +340,9 @@ async def test_a_socket_takes_a_new_key_and_a_token_of_one_at_once(setup: Setup)
         assert reply.status == 200, reply
         async with bare.socket(headers={}) as socket:
             await socket.send("auth", token=await make())
+            await socket.send("create", ch=1, body={"model": "m", "messages": [], "user": "x" * (300 << 10)})
             assert (await socket.receive())["t"] == "hi"
+            assert (await socket.receive())["t"] == "error", "a long message behind the first auth waits for it"
             await socket.send("auth", token=await make())
             await socket.sub(1, "resp_" + "0" * 32)
             assert (await socket.receive())["code"] == "not_found", "the renewal has no answer"

@@ -107,10 +107,9 @@ class EdgeWebSocket(Connection, WebSocketsSansIOProtocol):
         self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
 
     async def receive(self) -> Any:
-        message = await self.queue.get()
-        if self.queue.empty():
+        if self.queue.empty():  # not before: what comes behind an auth message is for who has been authenticated
             self.read_on()
-        return message
+        return await self.queue.get()
 
     def read_on(self) -> None:
         """Read more: no message waits, or the rest is read up to the peer's answer to a close."""
