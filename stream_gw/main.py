@@ -183,7 +183,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     directory = Directory(cells, RedisControl(client, on_skip).plans)
     # Its hot path needs durations only
     hub = Hub(name, log, process.host, _make_subscribe(client, process.partitions), tasks)
-    hub.on_read = ZeroRetention(process.keys, log, name, hub.spawn).receive_read
+    hub.on_read = ZeroRetention(process.keys, log, name).deletion
     if process.partitions.new:
         hub.await_recreation()
     contents = Contents(

@@ -53,11 +53,14 @@ class Hub:
         """When the last message came, on the monotonic clock."""
         self.on_return: Callable[[], None] = lambda: None
         """Called when the fabric is back after it was away."""
-        self.on_read: Callable[[StreamId, TenantId], None] = lambda stream, tenant: None
-        """Called when the last reader here has left a stream that was read to its end."""
+        self.on_read: Callable[[StreamId, TenantId], Coroutine[Any, Any, None] | None] = lambda stream, tenant: None
+        """Called when the last reader here has left a stream that was read to its end. A new reader waits for the work
+        that it returns."""
         self._replays: WeakValueDictionary[TenantId, Slots] = WeakValueDictionary()
         """Turns of a tenant's readers at the log: without them its replays take all of the loop."""
         self._declining: set[bytes] = set()
+        self._deletions: dict[StreamId, asyncio.Task[None]] = {}
+        """Running work of ``on_read``."""
         self._subscribed: set[int] = set()
         """Partitions whose channels have been subscribed at least once."""
         self._recreation_ends_at = 0.0
@@ -117,6 +120,8 @@ class Hub:
 
     async def read_page(self, stream: StreamId, tenant: TenantId, after: Cursor) -> Page:
         """Read one page of a stream, without following the stream. Raises NotFound."""
+        if (deletion := self._deletions.get(stream)) is not None:  # else a new reader would lose the rest half-way
+            await asyncio.wait([deletion])
         page = await self.log.watch(stream, tenant, None, after)
         if page is None:
             raise no_stream(stream)
@@ -166,7 +171,9 @@ class Hub:
         if self.local.get(local.id.encode()) is local:
             del self.local[local.id.encode()]
             if local.was_read:
-                self.on_read(local.id, local.tenant)
+                if (deletion := self.on_read(local.id, local.tenant)) is not None:
+                    self._deletions[local.id] = task = self.spawn(deletion)
+                    task.add_done_callback(lambda done: self._deletions.pop(local.id, None))
             elif local.status == "live":
                 self.spawn(self._unwatch(local.id.encode()))
 

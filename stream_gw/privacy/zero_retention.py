@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId
@@ -17,27 +17,19 @@ class DeletesStreams(Protocol):
 
 
 class ZeroRetention:
-    """Asks the log to delete what this gateway's readers have read. ``spawn`` runs background work.
+    """Has the log delete what this gateway's readers have read.
 
     A stream that nobody reads to its end, or whose deletion fails, expires ``ZERO_RETENTION_S`` after its end.
     """
 
-    def __init__(
-        self,
-        keys: KeyStore,
-        log: DeletesStreams,
-        gateway: GatewayId,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
+    def __init__(self, keys: KeyStore, log: DeletesStreams, gateway: GatewayId) -> None:
         self._keys = keys
         self._log = log
         self._gateway = gateway
-        self._spawn = spawn
 
-    def receive_read(self, stream: StreamId, tenant: TenantId) -> None:
-        """Take that the last reader here has left a stream that was read to its end."""
-        if self._keys.plan(tenant).retention_s == 0:
-            self._spawn(self._forget(stream))
+    def deletion(self, stream: StreamId, tenant: TenantId) -> Coroutine[Any, Any, None] | None:
+        """Return the deletion of a stream whose last reader here has left, at its end; None: its plan keeps it."""
+        return self._delete(stream) if self._keys.plan(tenant).retention_s == 0 else None
 
-    async def _forget(self, stream: StreamId) -> None:
+    async def _delete(self, stream: StreamId) -> None:
         await self._log.forget(stream, self._gateway)

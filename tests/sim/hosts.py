@@ -123,7 +123,7 @@ class GatewayHost(Host):
             )
             hub = Hub(name, streams, clock, self.subscribe, tasks)  # type: ignore[arg-type]
             keys = keys_of(TenantId("t"), self.w.faults)
-            hub.on_read = ZeroRetention(keys, streams, name, hub.spawn).receive_read
+            hub.on_read = ZeroRetention(keys, streams, name).deletion
             tracer = Tracer(self.w.events, clock, name)
             lines = QueuePositions(pools, directory, clock.now_us, hub.local)  # type: ignore[arg-type]
             parts = GatewayParts(

@@ -273,6 +273,9 @@ def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None
         require("queue" in world.faults, what)
     elif why == "moderation_unavailable":
         require("moderation" in world.faults, what)
+    elif why == "fabric_unavailable":
+        # The reply of its `place` was lost, and its gateway stood still until it was too late to ask again
+        require(stream in world.witness.withdrawn and {"flaky", "frozen gateway"} <= world.faults, what)
     else:
         require(False, what)
 
