@@ -69,10 +69,21 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _open_closed_streams()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for standard streams that the caller has closed, as ``2>&-`` does.
+
+    Else each message fails, and the next socket gets the stream's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _main(argv: list[str]) -> int:

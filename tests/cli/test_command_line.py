@@ -288,6 +288,14 @@ def test_output_that_nobody_reads_to_its_end_is_no_error(flags: str) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-", "1>&-", "0<&- 1>&- 2>&-"])
+def test_closed_standard_streams_change_no_exit_code(closed: str) -> None:
+    script = f"exec {closed}; {sys.executable} -m stream_gw.cli"
+    done = subprocess.run(["bash", "-c", f"{script} key --tenant a && {script} --no-such-flag"], capture_output=True)
+    assert done.returncode == 2, done
+    assert b"[[tenant]]" in done.stdout or "1>&-" in closed, done
+
+
 def complete(tmp_path: Path, *words: str) -> set[str]:
     """Words that bash offers after these; the last one is what was typed of the next."""
     script = tmp_path / "completion.bash"
