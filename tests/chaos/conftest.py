@@ -1,14 +1,17 @@
-"""Fixtures: the responses of an undisturbed run."""
+"""Fixtures: the responses of an undisturbed run, accumulators of official packages, the previous release."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.chaos.dialects import Accumulators
 from tests.chaos.readers import Answer, SseReader
 from tests.gateway.processes import Running, running
+from tests.support.releases import previous_release
 
 Undisturbed = Callable[[Iterable[int], int], Awaitable[dict[int, Answer]]]
 
@@ -35,3 +38,16 @@ def undisturbed(calm: Running) -> Undisturbed:
         return {seed: known[seed, tokens] for seed in wanted}
 
     return ask
+
+
+@pytest.fixture(scope="session")
+def accumulators() -> Iterator[Accumulators]:
+    made = Accumulators()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Source tree of the previous release."""
+    return previous_release(tmp_path_factory.mktemp("previous"))

@@ -6,7 +6,6 @@ The final objects are those of the official packages' own accumulators, and equa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,14 +37,7 @@ CASES |= {
 }
 
 
-@pytest.fixture(scope="module")
-def accumulators() -> Iterator[Accumulators]:
-    made = Accumulators()
-    yield made
-    made.close()
-
-
-async def _undisturbed(calm: Running, accumulators: Accumulators) -> dict[str, Any]:
+async def final_objects(calm: Running, accumulators: Accumulators) -> dict[str, Any]:
     """The final objects of the same requests on a platform that nothing happens to."""
     readers = {name: dialect.reader(calm.gates, asked) for name, (dialect, asked) in CASES.items()}
     await asyncio.gather(*(reader.read() for reader in readers.values()))
@@ -55,7 +47,7 @@ async def _undisturbed(calm: Running, accumulators: Accumulators) -> dict[str, A
 async def test_both_deaths_in_each_dialect(
     redis_server: RedisServer, calm: Running, accumulators: Accumulators, tell: Tell
 ) -> None:
-    expected = await _undisturbed(calm, accumulators)
+    expected = await final_objects(calm, accumulators)
     async with (
         fleet(redis_server.url, sim="itl_ms=60,ttft_ms=20,max_num_seqs=64", agent_urls=("",)) as running,
         log_of(running.redis_url) as log,

@@ -17,7 +17,6 @@ from tests.gateway.processes import Process
 from tests.gateway.wire import Gate
 from tests.support.figures import Tell
 from tests.support.redis import RedisServer
-from tests.support.releases import previous_release
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -27,11 +26,6 @@ TOKENS = 60
 READERS = 12
 STREAMS_A_STEP = 2 * READERS
 """Streams that complete in each mixture of releases, so that both sides of every port have met."""
-
-
-@pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return previous_release(tmp_path_factory.mktemp("previous"))
 
 
 class Load:
