@@ -1,4 +1,4 @@
-"""Two gateways behind a real nginx: with the configuration of the runbook, and with nginx's defaults."""
+"""Two gateways behind a real nginx: with the documented configuration, and with nginx's defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_fabric.limits import COOKIE_BYTES_MAX
 from stream_gw.client import GatewayError, StreamGateway
 from tests.docs.snippets import snippets
 from tests.gateway.processes import Running
-from tests.gateway.test_cookie import mint, set_cookie
+from tests.gateway.test_cookie import bearer, cookie, mint, set_cookie
 from tests.gateway.wire import DONE, Gate, chat, events, refusal
 from tests.support.nginx import NginxServer
 
@@ -24,11 +24,12 @@ pytestmark = pytest.mark.platform
 
 @pytest.fixture(scope="module")
 def proxied(platform: Running) -> Iterator[Gate]:
-    """The gateways behind the runbook's nginx, without its TLS."""
-    (page,) = snippets("nginx")
-    assert page.page == Path("docs/runbook.md")
+    """The gateways behind the documented nginx, without its TLS and with its path prefix."""
+    page, prefix = snippets("nginx")
+    assert page.page == prefix.page == Path("docs/proxies.md")
     hosts = re.findall(r"server (\S+:8080);", page.text)
     http = re.sub(r" *ssl_certificate\S* .*\n", "", page.text)
+    http = http.replace("location / {", f"{prefix.text}location / {{")
     for host, gate in zip(hosts, platform.gates, strict=True):
         http = http.replace(host, f"{gate.host}:{gate.port}")
     with NginxServer(lambda address: http.replace("443 ssl http2", address)) as nginx:
@@ -63,6 +64,19 @@ async def test_the_largest_bodies_and_cookies_pass(proxied: Gate, one: Gate) -> 
     token = await mint(one, scopes=["read"], models=[f"org/a-model-with-a-long-name-{n:04}" for n in range(75)])
     assert COOKIE_BYTES_MAX - 400 < len(token) < COOKIE_BYTES_MAX
     assert token in await set_cookie(proxied, token)
+
+
+async def test_below_a_prefix_the_cookie_names_it(proxied: Gate, one: Gate) -> None:
+    token = await mint(one, scopes=["read"])
+    for method in ("POST", "DELETE"):
+        reply = await proxied.ask(method, "/llm/v1/cookie", headers=bearer(token))
+        assert "; Path=/llm/v1/streams;" in reply.headers["set-cookie"], method
+    assert "; Path=/v1/streams;" in await set_cookie(proxied, token)
+    async with one.create(chat(5, seed=34)) as stream:
+        name = stream.headers["x-stream-id"]
+        await stream.rest()
+    reply = await proxied.ask("GET", f"/llm/v1/streams/{name}", headers=cookie(token))
+    assert events(reply.body)[-1].data == DONE
 
 
 async def test_figures_are_not_passed_on(proxied: Gate) -> None:
