@@ -262,6 +262,9 @@ def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None
         # lived, or whose `place` a pool has heard, even if it then forgot it, is not among these. One is whose replica
         # died, and whose rescuer came before its `create`, which stood still with its gateway.
         require(not any(name == stream for name, _ in world.witness.writers), f"6: {stream} has no place, and frames")
+    elif why == "replica_lost" and stream in world.witness.missed and "frozen gateway" in world.faults:
+        # Its `create` was lost, and its gateway stood still before it asked again: the replica had given it up by then
+        require(not any(name == stream for name, _ in world.witness.writers), f"6: {stream} has no stream, and frames")
     elif why == "replica_lost" and world.chaos.rescuers_stopped < 2:  # the watchdog waits for one, and the next
         require(taken >= ATTEMPTS_MAX - 1 or stream in world.witness.alone, what)
     elif why == "engine_lost":

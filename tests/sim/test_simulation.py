@@ -37,6 +37,7 @@ KEPT = (
     (83290, "yield", "input", "budget", "checks"),  # a cancel is heard at the seq of a lost frame, during a recheck
     (300376, "gateway", "frozen gateway", "halfway"),  # content is deleted under a reader that comes back after a cut
     (424173,),  # a gateway stands still for longer than its `place` may take, whose reply is lost
+    (435036,),  # a `create` is lost, and comes again after its gateway stood still and a replica gave the stream up
     (427286,),  # a reader comes while the gateway's deletion of what another has read is on its way
     (40696,),  # a replica dies between the list of what it runs and its bill of a stream that was cancelled early
 )  # fmt: skip

@@ -62,6 +62,8 @@ class Seen:
                     writer = witness.writers[item.stream, epoch] = replica
                 witness.unclaimed.discard(item.stream)
                 require(writer == replica, f"1: {writer} and {replica} append to {item.stream} in epoch {epoch}")
+            elif reply.code is AppendCode.NOSTREAM:
+                witness.missed.add(item.stream)
             elif reply.code in _REFUSED:
                 times = witness.refused.get((item.stream, item.epoch, replica), 0) + 1
                 witness.refused[item.stream, item.epoch, replica] = times
@@ -146,6 +148,8 @@ class Witness:
         self.takeovers: dict[StreamId, list[float]] = {}
         self.unheard: dict[StreamId, Process] = {}
         """The process that asks a pool to place a new stream, until a pool has received it or the process gives up."""
+        self.missed: set[StreamId] = set()
+        """A replica had their request, and found no stream."""
         self.unplaced: set[StreamId] = set()
         """Fenced, and no pool had ever heard of them: who asked for their place died first. Or their replica died, and
         a rescuer found no stream: the ``create`` of a gateway that stood still came after it."""
