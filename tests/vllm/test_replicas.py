@@ -39,6 +39,8 @@ from tests.vllm.real import FIGURES, MODEL, SMALL, Direct, Home, chat, children,
 
 START_S = 400.0
 """A start of vLLM on a busy machine of two cores."""
+BESIDE_MAX = 20
+"""Streams of one question that may go to the other replica: each does so by chance."""
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -187,14 +189,14 @@ async def running_on(
     of: dict[str, Question] = {}
 
     async def opened(key: str, question: Question) -> None:
-        for attempt in range(8):
+        for attempt in range(BESIDE_MAX):
             exchange = await stack.enter_async_context(pair.gate.open("POST", question.path, question.streamed()))
             here = await pair.placed(exchange.headers["x-stream-id"]) == name
             label = key if here else f"beside {attempt} {key}"
             exchanges[label], of[label] = exchange, question
             if here:
                 return
-        raise AssertionError(f"eight times beside {name}")
+        raise AssertionError(f"{BESIDE_MAX} times beside {name}")
 
     # One after the other, the first would end before the last has begun
     await asyncio.gather(*(opened(*one) for one in asked.items()))
