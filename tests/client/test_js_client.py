@@ -530,7 +530,19 @@ async def test_a_refused_token_is_replaced(browser: Browser, fake: FakeGateway, 
     assert await run_on(browser, target, script) == [WHOLE, [False, True]]
 
 
-async def test_a_socket_from_before_a_sleep_is_replaced(browser: Browser, fake: FakeGateway, target: Target) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param("Date.now = () => clock() + 3_600_000;", id="a sleep"),
+        pytest.param(
+            "Date.now = () => clock() - 3_600_000; await sleep(100); Date.now = () => clock() - 3_540_000;",
+            id="a clock that went back",
+        ),
+    ],
+)
+async def test_a_socket_that_is_silent_by_the_clock_is_replaced(
+    browser: Browser, fake: FakeGateway, target: Target, steps: str
+) -> None:
     """While a machine sleeps its clock goes on and its timers stand still."""
     fake.hold_at = 3
     script = """
@@ -539,34 +551,13 @@ async def test_a_socket_from_before_a_sleep_is_replaced(browser: Browser, fake: 
         const other = new sg.StreamGateway(options);
         const stream = other.create(body());
         await first(stream, 3);
-        Date.now = () => clock() + 3_600_000;
+        STEPS
         const until = clock() + 10_000;
         while (stream.attachments < 2 && clock() < until) await sleep(20);
         other.close();
         return stream.attachments;
     """
-    assert await run_on(browser, target, script) == 2
-
-
-async def test_a_silent_socket_is_found_after_the_clock_went_back(
-    browser: Browser, fake: FakeGateway, target: Target
-) -> None:
-    fake.hold_at = 3
-    script = """
-        const [wait, clock] = [globalThis.setTimeout, Date.now];
-        globalThis.setTimeout = (work, ms) => wait(work, ms === 5_000 ? 20 : ms);
-        const other = new sg.StreamGateway(options);
-        const stream = other.create(body());
-        await first(stream, 3);
-        Date.now = () => clock() - 3_600_000;
-        await sleep(100);
-        Date.now = () => clock() - 3_540_000;
-        const until = clock() + 10_000;
-        while (stream.attachments < 2 && clock() < until) await sleep(20);
-        other.close();
-        return stream.attachments;
-    """
-    assert await run_on(browser, target, script) == 2
+    assert await run_on(browser, target, script.replace("STEPS", steps)) == 2
 
 
 async def test_a_token_that_never_comes_is_asked_for_again(browser: Browser, fake: FakeGateway, target: Target) -> None:
